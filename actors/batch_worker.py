@@ -1,0 +1,98 @@
+"""One handler slot that takes deliveries in lists. Owns, hears and tells what `actors.worker` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+
+from actors.events import log
+from actors.worker import Worker, raise_rest, was_left
+from links.abc import Order, Received
+from settlement.delivery import Delivery
+from settlement.outcomes import Retry
+
+if TYPE_CHECKING:
+    from actors.subscription import BatchSubscription
+
+__all__ = ["BatchWorker"]
+
+
+class BatchWorker(Worker):
+    """Takes up to `size` deliveries, waiting at most `wait` after the first."""
+
+    _subscription: BatchSubscription[Any]
+
+    async def run(self, work: trio.MemoryReceiveChannel[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
+        """As `Worker.run`."""
+        with work, orders:
+            while batch := await self._gather(work):
+                if self._life.draining:
+                    await self._life.give_back(batch)
+                else:
+                    await self._handle([received for received in batch if self._ours(received)], orders)
+
+    async def _gather(self, work: trio.MemoryReceiveChannel[Received[Any]]) -> list[Received[Any]]:
+        """A batch; empty when the channel has ended. Cancellation: the life books what was gathered."""
+        batch: list[Received[Any]] = []
+        try:
+            batch.append(await work.receive())
+            with trio.move_on_after(self._subscription.wait):
+                while len(batch) < self._subscription.size:
+                    try:
+                        batch.append(work.receive_nowait())
+                    except trio.WouldBlock:
+                        batch.append(await work.receive())
+        except trio.EndOfChannel:
+            pass
+        return batch
+
+    async def _handle(self, batch: list[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
+        subscription = self._subscription
+        elements: list[tuple[Received[Any], Delivery[Any]]] = []
+        for received in batch:
+            delivery = self._decoded(received)
+            if isinstance(delivery, Delivery):
+                elements.append((received, delivery))
+            else:
+                await self._order(received, delivery, orders)
+        elements = [(received, delivery) for received, delivery in elements if self._ours(received)]
+        if not elements:
+            return
+        deliveries = [delivery for _, delivery in elements]
+        failure: Exception | None = None
+        result: object = None
+        with self._delivery_scope([received for received, _ in elements]) as scope:
+            try:
+                if subscription.within is None:
+                    result = await subscription.handler(deliveries)
+                else:
+                    with trio.fail_after(subscription.within):
+                        result = await subscription.handler(deliveries)
+            except Exception as error:  # noqa: BLE001 -- a handler may raise anything; the policy answers (OQ-28)
+                failure = error
+            except BaseExceptionGroup as group:
+                raise_rest(subscription.name, deliveries[0], group)
+        self.scope = None
+        if was_left(scope):
+            if failure is not None:
+                log.error("%s: a batch failed while it was cancelled", subscription.name, exc_info=failure)
+            for received, _ in elements:
+                self._hand.leave(received)
+            return
+        results: Sequence[object] = self._each(result, len(elements)) if failure is None else ()
+        for index, (received, delivery) in enumerate(elements):
+            ending = self._answer(delivery, failure) if failure is not None else self._ending(delivery, results[index])
+            await self._order(received, ending, orders)
+
+    def _each(self, result: object, count: int) -> Sequence[object]:
+        """One result for each element (C-7.5)."""
+        if not isinstance(result, Sequence) or isinstance(result, str | bytes):
+            return [result] * count
+        results = cast("Sequence[object]", result)
+        if len(results) == count:
+            return results
+        name = self._subscription.name
+        log.error("%s: a batch of %d got %d outcomes; elements without one are retried", name, count, len(results))
+        return [*results[:count], *[Retry()] * (count - len(results))]

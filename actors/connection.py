@@ -1,0 +1,108 @@
+"""The supervised connection of one broker: one life after the other, until everybody who used it has ended.
+
+Owns the broker's being open. Hears nobody. Tells the start-up. It runs in a shield of its own, so that a cancellation
+from outside reaches the links first; its owner sets the deadline in its `finally`. Then the life ends with its goodbye.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import attrs
+import trio
+
+from actors.drain import Drain
+from actors.events import Tell
+from actors.startup import StartUp
+from actors.supervisor import Supervisor
+from links.abc import Broker, beside
+from links.errors import LinkError, LinkRefused
+
+__all__ = ["Connection", "connected"]
+
+
+class Connection:
+    """Keeps one broker connected. `dependents` are the subscriptions that wait for it."""
+
+    def __init__(self, broker: Broker, drain: Drain, tell: Tell, dependents: tuple[str, ...] = ()) -> None:
+        self.broker = broker
+        self._drain = drain
+        self._dependents = dependents
+        self._supervisor = Supervisor(broker.name, tell)
+        self._shield = trio.CancelScope(shield=True)
+        self._lives = trio.CancelScope()
+
+    async def run(self, startup: StartUp, needed: Callable[[], bool]) -> None:
+        """Until `finish`. After a break during a drain the next life comes only while `needed()` (DESIGN 4).
+
+        Raises `LinkGaveUp`, and bugs. A cancellation from outside is not heard before `finish`.
+        """
+        name = self.broker.name
+
+        async def life(attached: Callable[[], None]) -> None:
+            def started() -> None:
+                attached()
+                startup.attached(name)
+
+            await self.broker.run(self._drain.goodbye, task_status=_Started(started))
+
+        async def failed(error: LinkError) -> None:
+            if not startup.gate.is_set():
+                for dependent in self._dependents:
+                    startup.failed(dependent)
+                if isinstance(error, LinkRefused):
+                    startup.refused(name, error)
+                    await trio.sleep_forever()  # the start-up raises it, when everybody was heard
+                startup.failed(name)
+
+        async def pause(delay: float) -> bool:
+            if not await self._drain.unless_requested(delay):
+                await trio.sleep(delay)
+                while not needed():
+                    await trio.sleep(max(delay, 0.05))
+            return True
+
+        with self._shield, self._lives:
+            await self._supervisor.run(life, failed=failed, pause=pause)
+
+    def finish(self, deadline: float) -> None:
+        """Everybody who used it has ended: close it, by `deadline`."""
+        self._lives.cancel()
+        self._shield.deadline = min(self._shield.deadline, deadline)
+
+
+@attrs.frozen
+class _Started:
+    """A task status that calls back."""
+
+    call: Callable[[], None]
+
+    def started(self, value: None = None) -> None:  # noqa: ARG002 -- trio.TaskStatus has it
+        self.call()
+
+
+@asynccontextmanager
+async def connected(broker: Broker, *, goodbye: float = 5.0) -> AsyncGenerator[None, None]:
+    """Keep a broker connected for the block, through weather: for publishers that no runtime reaches.
+
+    Entered when it is connected; a runtime inside shares the connection and does not close it. Raises `LinkRefused`
+    where the broker says no at first, `LinkGaveUp` after too much weather (the block is cancelled then). Cancellation:
+    the connection is closed within `goodbye`.
+    """
+    connection = Connection(broker, Drain(0.0, goodbye), Tell(()))
+    startup = StartUp([broker.name])
+
+    async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.run, startup, lambda: True)
+            try:
+                await startup.complete()
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                connection.finish(trio.current_time() + goodbye)
+
+    with broker.opened():
+        async with beside(run):
+            yield

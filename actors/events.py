@@ -1,0 +1,128 @@
+"""What an observer is told: facts, in the past tense, by a plain synchronous call in the task that learned of them.
+
+The ledger is a fold over `Booked` alone, so an observer that keeps its own ledger ends with the same books.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import attrs
+
+from actors.errors import ObserverFailed
+from settlement.delivery import Delivery
+from settlement.ledger import Entry
+from settlement.plans import Notice
+from settlement.policy import Answer
+
+__all__ = [
+    "Attached",
+    "Booked",
+    "Broke",
+    "Degraded",
+    "DrainBegan",
+    "Event",
+    "HandlerErred",
+    "Noticed",
+    "Observer",
+    "Recovered",
+    "log",
+]
+
+log = logging.getLogger("trio_settlement")
+
+
+@attrs.frozen
+class Attached:
+    """A link was attached, or a connection made."""
+
+    name: str
+
+
+@attrs.frozen
+class Broke:
+    """A life ended in bad weather; the next one starts after `delay` seconds (None: when the connection is back)."""
+
+    name: str
+    error: Exception
+    delay: float | None
+
+
+@attrs.frozen
+class Booked:
+    """An entry of a subscription's ledger, and the deliveries that it is about (none for copies)."""
+
+    subscription: str
+    entry: Entry
+    deliveries: tuple[Delivery[Any], ...] = ()
+
+
+@attrs.frozen
+class HandlerErred:
+    """A handler or decoder raised, and the policy answered."""
+
+    subscription: str
+    delivery: Delivery[Any]
+    error: Exception
+    answer: Answer
+
+
+@attrs.frozen
+class Noticed:
+    """A plan carried a notice: the cap was reached, a delay cannot be kept, …"""
+
+    subscription: str
+    delivery: Delivery[Any]
+    notice: Notice
+
+
+@attrs.frozen
+class Degraded:
+    """A subscription works on, but something it needs does not: a closed dead letter, a refused copy or attach."""
+
+    subscription: str
+    why: str
+
+
+@attrs.frozen
+class Recovered:
+    """What was degraded works again."""
+
+    subscription: str
+
+
+@attrs.frozen
+class DrainBegan:
+    """`Runtime.drain` was called."""
+
+
+Event: TypeAlias = Attached | Broke | Booked | HandlerErred | Noticed | Degraded | Recovered | DrainBegan
+Observer: TypeAlias = Callable[[Event], None]
+
+
+@attrs.frozen
+class Tell:
+    """Tells every observer; raises `ObserverFailed` after all were told, for the first that raised."""
+
+    observers: tuple[Observer, ...] = attrs.field(converter=tuple[Observer, ...])
+
+    def __bool__(self) -> bool:
+        return bool(self.observers)
+
+    def __call__(self, event: Event) -> None:
+        failed: tuple[Observer, Exception] | None = None
+        for observer in self.observers:
+            try:
+                observer(event)
+            except Exception as error:  # noqa: BLE001 -- raised below, under a type of ours (DESIGN 2)
+                failed = failed or (observer, error)
+        if failed is not None:
+            raise ObserverFailed(failed[0], event) from failed[1]
+
+
+def ids(deliveries: Iterable[Delivery[Any]]) -> str:
+    """A few ids for a log line."""
+    names = [delivery.id for delivery in deliveries]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004

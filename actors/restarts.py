@@ -1,0 +1,74 @@
+"""When a supervisor starts the next life, and when it gives up loudly. Pure: time and dice are arguments.
+
+*Flapping*: more than `intensity` lives that had attached broke within `period`. *Outage*: attempts that never attach
+go on, with capped and jittered backoff, until `patience` has passed since the last life attached (DESIGN 4, Weather).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeAlias
+
+import attrs
+
+__all__ = ["Decision", "GiveUp", "Restart", "Restarts", "backoff"]
+
+
+@attrs.frozen
+class Restart:
+    """Start the next life after `delay` seconds."""
+
+    delay: float
+
+
+@attrs.frozen
+class GiveUp:
+    """Too much of it."""
+
+    why: str
+
+
+Decision: TypeAlias = Restart | GiveUp
+
+
+def backoff(failures: int, dice: float, *, first: float = 0.1, most: float = 30.0) -> float:
+    """Seconds to wait after so many failures in a row (1 or more): doubled each time, at most `most`.
+
+    `dice` in [0, 1) spreads it over the upper half, so that many clients do not come back at once.
+    """
+    return min(most, first * 2.0 ** min(failures - 1, 30)) * (0.5 + dice / 2)
+
+
+@attrs.define
+class Restarts:
+    """The history of one supervised thing. Times are seconds on one clock that never goes back."""
+
+    started: float
+    intensity: int = 5
+    period: float = 60.0
+    patience: float = 600.0
+    _breaks: deque[float] = attrs.field(factory=deque[float], init=False)
+    _failures: int = attrs.field(default=0, init=False)
+    _last_attached: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._last_attached = self.started
+
+    def attached(self) -> None:
+        """A life has attached."""
+        self._failures = 0
+
+    def broke(self, now: float, *, had_attached: bool, dice: float) -> Decision:
+        """A life ended in bad weather."""
+        if had_attached:
+            self._last_attached = now
+            self._breaks.append(now)
+            while self._breaks[0] < now - self.period:
+                self._breaks.popleft()
+            if len(self._breaks) > self.intensity:
+                return GiveUp(f"{len(self._breaks)} breaks within {self.period:g} s (flapping)")
+            return Restart(backoff(len(self._breaks), dice))
+        if now - self._last_attached > self.patience:
+            return GiveUp(f"not attached for {now - self._last_attached:.0f} s (outage)")
+        self._failures += 1
+        return Restart(backoff(self._failures, dice))

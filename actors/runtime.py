@@ -1,0 +1,181 @@
+"""The runtime: brokers ⊃ { supervised connections · subscriptions }, the drain, and what leaves when it fails.
+
+Owns every connection it opened and every seat. Hears `drain`. A cancellation from outside reaches the lives first,
+then the copies, then the connections: 2 × `goodbye` in all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterable
+
+import trio
+
+from actors.connection import Connection
+from actors.drain import Drain
+from actors.events import DrainBegan, Observer, Tell, log
+from actors.seat import Seat, Statistics
+from actors.startup import StartUp
+from actors.subscription import AnySubscription
+from links.abc import Broker, Publisher, alone, raise_bare
+from settlement.ledger import Ledger
+from settlement.policy import leaves
+
+__all__ = ["Runtime", "open_runtime"]
+
+
+class Runtime:
+    """Runs subscriptions until it is drained, cancelled, or fails. For one `run`; see `open_runtime` for a block.
+
+    `grace`: seconds, 0 or more, that a drain gives to what is in hand. `goodbye`: seconds above 0 for last tries and
+    copies together, and once more for the exits. `observers` are called with each event, where it was learned.
+
+    Raises `ValueError` for no subscription, two of one name, and times out of range. No I/O.
+    """
+
+    def __init__(
+        self,
+        *subscriptions: AnySubscription,
+        grace: float = 15.0,
+        goodbye: float = 5.0,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        if not subscriptions:
+            raise ValueError("a runtime needs 1 subscription or more")
+        self._drain = Drain(grace, goodbye)
+        self._tell = Tell(tuple(observers))
+        self._seats: dict[str, Seat] = {}
+        for subscription in subscriptions:
+            if subscription.name in self._seats:
+                raise ValueError(f"two subscriptions are named {subscription.name!r}: give one a name= of its own")
+            self._seats[subscription.name] = Seat(subscription, self._drain, self._tell)
+        self._ran = False
+        self._finished = trio.Event()
+
+    def drain(self) -> None:
+        """Begin a graceful stop: nothing more is taken, what is in hand is finished within `grace`. Idempotent."""
+        if not self._drain.requested.is_set():
+            self._drain.requested.set()
+            self._tell(DrainBegan())
+
+    async def finished(self) -> None:
+        """Wait until `run` has ended, well or not. Cancellation: nothing was done."""
+        await self._finished.wait()
+
+    def ledger(self, name: str) -> Ledger:
+        """The books of a subscription as they stand; `KeyError` for a name that no subscription has."""
+        return self._seats[name].ledger
+
+    def statistics(self) -> dict[str, Statistics]:
+        """What each subscription is doing, by name."""
+        return {name: seat.statistics for name, seat in self._seats.items()}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until drained; reports started when every link is attached, or when a drain came before that.
+
+        Raises a refusal at start-up bare, several as one `ExceptionGroup`; everything else as one flat group.
+
+        Cancellation: every delivery in hand is left unsettled, waiting copies get one goodbye, then it is closed.
+        """
+        if self._ran:
+            raise RuntimeError("a Runtime runs once: make another")
+        self._ran = True
+        startup: StartUp | None = None
+        try:
+            with contextlib.ExitStack() as opened:
+                connections = self._connections()
+                for connection in connections:
+                    opened.enter_context(connection.broker.opened())
+                startup = StartUp([*self._seats, *(connection.broker.name for connection in connections)])
+                await self._run(connections, startup, task_status)
+        except BaseExceptionGroup as group:
+            started = startup is not None and startup.gate.is_set()
+            raise_bare(flat(group, bare=not started))
+        finally:
+            self._finished.set()
+
+    async def _run(self, connections: list[Connection], startup: StartUp, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as outer:
+            for connection in connections:
+                outer.start_soon(connection.run, startup, self._copies_owed)
+            try:
+                async with trio.open_nursery() as clock:
+                    async with trio.open_nursery() as seats:
+                        starting = trio.CancelScope()
+                        clock.start_soon(self._hear_the_drain, startup, starting, seats.cancel_scope)
+                        for seat in self._seats.values():
+                            seats.start_soon(seat.run, startup)
+                        with starting:
+                            await startup.complete()
+                        task_status.started()
+                        log.info("running: %s", ", ".join(self._seats))
+                    clock.cancel_scope.cancel()
+            finally:
+                deadline = trio.current_time() + self._drain.goodbye
+                for connection in connections:
+                    connection.finish(deadline)
+
+    async def _hear_the_drain(self, startup: StartUp, starting: trio.CancelScope, seats: trio.CancelScope) -> None:
+        drain = self._drain
+        await drain.requested.wait()
+        log.info("draining: %s", ", ".join(self._seats))
+        if not startup.gate.is_set():  # nothing was taken yet
+            starting.cancel()
+            seats.cancel()
+            return
+        await trio.sleep(drain.grace)
+        drain.grace_over.set()
+        await trio.sleep(drain.goodbye)
+        for seat in self._seats.values():
+            seat.stop()
+
+    def _copies_owed(self) -> bool:
+        return any(seat.copies.waiting for seat in self._seats.values())
+
+    def _connections(self) -> list[Connection]:
+        """The brokers that the subscriptions reach and nobody else keeps open (DESIGN 2)."""
+        dependents: dict[Broker, list[str]] = {}
+        for name, seat in self._seats.items():
+            dependents.setdefault(seat.source.broker, []).append(name)
+        for seat in self._seats.values():
+            for broker in seat.source.brokers():
+                dependents.setdefault(broker, [])
+            if isinstance(letter_to := seat.subscription.policy.dead_letter, Publisher):
+                dependents.setdefault(letter_to.broker, [])
+        return [
+            Connection(broker, self._drain, self._tell, tuple(names))
+            for broker, names in dependents.items()
+            if not broker.is_open
+        ]
+
+
+def flat(group: BaseException, *, bare: bool = False) -> BaseException:
+    """The leaves as one flat group, with `Cancelled` at most once; alone, `Cancelled` (or `bare`) as it is."""
+    found = leaves(group)
+    errors = [leaf for leaf in found if not isinstance(leaf, trio.Cancelled)]
+    cancelled = [leaf for leaf in found if isinstance(leaf, trio.Cancelled)]
+    if not errors:
+        return cancelled[0]
+    if bare and len(errors) == 1 and not cancelled:
+        return errors[0]
+    return BaseExceptionGroup("the runtime failed", [*errors, *cancelled[:1]])
+
+
+@contextlib.asynccontextmanager
+async def open_runtime(
+    *subscriptions: AnySubscription, grace: float = 15.0, goodbye: float = 5.0, observers: Iterable[Observer] = ()
+) -> AsyncGenerator[Runtime, None]:
+    """Run subscriptions beside a block: entered when every link is attached, drained when the block ends normally.
+
+    A block that raises or is cancelled drops everything: deliveries in hand are left unsettled. When the runtime
+    fails, the block is cancelled. Arguments and errors as `Runtime`; an exception of the block alone leaves bare.
+    """
+    runtime = Runtime(*subscriptions, grace=grace, goodbye=goodbye, observers=observers)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            yield runtime
+            runtime.drain()
+    except BaseExceptionGroup as group:
+        only = alone(group)
+        raise_bare(flat(group) if only is group else only)

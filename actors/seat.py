@@ -1,0 +1,130 @@
+"""One subscription at work: its copies, which outlive lives, and beside them the supervised link.
+
+Owns the books, the copies and the current life. Hears the drain. Tells the start-up. A cancellation reaches the life
+first; then the copies get one goodbye.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from actors.books import Books
+from actors.delay_timer import Copies
+from actors.drain import Drain
+from actors.events import Tell
+from actors.link import Life
+from actors.publisher import Letterbox
+from actors.startup import StartUp
+from actors.subscription import AnySubscription
+from actors.supervisor import Supervisor
+from links.errors import LinkError, LinkRefused
+from settlement.ledger import Ledger
+
+__all__ = ["Seat", "Statistics"]
+
+
+@attrs.frozen
+class Statistics:
+    """What one subscription is doing now."""
+
+    attached: bool
+    """Is there a link?"""
+    degraded: tuple[str, ...]
+    """What does not work, in words; empty when all is well."""
+    in_hand: int
+    """Deliveries received and not ended."""
+    waiting: int
+    """Copies owed and not published."""
+    restarts: int
+    """Lives of the link after the first."""
+
+
+class Seat:
+    """The runtime's side of a `Subscription`."""
+
+    def __init__(self, subscription: AnySubscription, drain: Drain, tell: Tell) -> None:
+        self.subscription = subscription
+        self.source = subscription.source
+        self.drain = drain
+        self.tell = tell
+        self.books = Books(subscription.name, tell)
+        self.letterbox = Letterbox(self.source.broker)
+        self.copies = Copies(self.source.copies, self.letterbox, self.books, drain)
+        self._supervisor = Supervisor(subscription.name, tell)
+        self._life: Life | None = None
+        self._links = trio.CancelScope()
+
+    async def run(self, startup: StartUp) -> None:
+        """Until drained. Raises `LinkGaveUp`, `HandlerFailed`, and bugs."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.copies.run)
+            try:
+                with self._links:
+                    async with trio.open_nursery() as beside:
+                        beside.start_soon(self._stop_attaching)
+                        await self._supervise(startup)
+                        beside.cancel_scope.cancel()
+                self.copies.close()
+                await self.copies.finished()
+            finally:
+                self.copies.close()
+                self.copies.finish(trio.current_time() + self.drain.goodbye)
+
+    async def _supervise(self, startup: StartUp) -> None:
+        name, broker = self.subscription.name, self.source.broker
+
+        async def life(attached: Callable[[], None]) -> None:
+            def attached_now() -> None:
+                self.books.recover("the link")
+                attached()
+                startup.attached(name)
+
+            await broker.until_up()
+            self._life = Life(self)
+            try:
+                await self._life.run(attached_now, startup.gate)
+            finally:
+                self._life = None
+
+        async def failed(error: LinkError) -> None:
+            if not startup.gate.is_set():
+                if isinstance(error, LinkRefused):
+                    startup.refused(name, error)
+                    await trio.sleep_forever()  # the start-up raises it, when everybody was heard
+                startup.failed(name)
+            self.books.degrade("the link", error)
+
+        await self._supervisor.run(life, failed=failed, pause=self.drain.unless_requested, reconnected=broker.until_up)
+
+    async def _stop_attaching(self) -> None:
+        """A drain does not wait for a link that is not there: it has nothing in hand."""
+        await self.drain.requested.wait()
+        if not self._supervisor.attached:
+            self._links.cancel()
+
+    def stop(self) -> None:
+        """Grace and goodbye are over: the life ends now, the copies get their goodbye."""
+        self._links.cancel()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The books as they stand."""
+        return self.books.ledger.snapshot(in_hand=self._in_hand, waiting=self.copies.waiting)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What it is doing."""
+        return Statistics(
+            attached=self._supervisor.attached,
+            degraded=tuple(f"{what}: {why}" for what, why in self.books.degraded.items()),
+            in_hand=self._in_hand,
+            waiting=self.copies.waiting,
+            restarts=self._supervisor.restarts,
+        )
+
+    @property
+    def _in_hand(self) -> int:
+        return 0 if self._life is None else len(self._life.hand.open)

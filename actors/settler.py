@@ -1,0 +1,89 @@
+"""Says the verbs of one life.
+
+Owns nothing: what is with the link stands in the hand. Hears orders from workers and before-steps; takes one and then
+all that is ready. Tells the hand what was said, and hands owed copies over. Cancelled while a settlement is on the
+wire, its orders stay *with the link*, and the life books them as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from actors.events import log
+from actors.hand import Hand
+from links.abc import Link, Order, Received
+from links.errors import LeaseLost, SettlementError, SettlementUnknown
+from settlement.ledger import Line
+
+__all__ = ["Settler"]
+
+
+class Settler:
+    """One per life. Where a link settles alone, workers call `say` themselves and `run` has nothing to hear."""
+
+    def __init__(self, subscription: str, link: Link[Any], hand: Hand, rest: Line) -> None:
+        self._subscription = subscription
+        self._link = link
+        self._hand = hand
+        self._rest = rest
+
+    async def run(self, orders: trio.MemoryReceiveChannel[Order]) -> None:
+        """Until the last sender has closed. Raises what ends the life. Cancellation: as the module says."""
+        with orders:
+            async for first in orders:
+                batch = [first]
+                try:
+                    while True:
+                        batch.append(orders.receive_nowait())
+                except (trio.WouldBlock, trio.EndOfChannel):
+                    pass
+                await self.say(batch)
+
+    async def say(self, orders: Sequence[Order]) -> None:
+        """Say these, book the verdicts, return the places. Raises and is cancelled as `run`."""
+        hand = self._hand
+        spoken: list[Order] = []
+        lines: dict[Line, list[Received[Any]]] = {}
+        for order in orders:
+            if order.received not in hand.open:  # superseded while it waited here
+                hand.release(order.received)
+                hand.free(order.received)
+            elif order.plan.verb is None:
+                self._done(order, lines)
+            else:
+                hand.open[order.received] = order
+                spoken.append(order)
+        if spoken:
+            verdicts = await self._link.settle(spoken)
+            for order, verdict in zip(spoken, verdicts, strict=True):
+                if verdict is None:
+                    self._done(order, lines)
+                else:
+                    self._not_said(order, verdict, lines)
+        for line, batch in lines.items():
+            hand.ended(line, batch)
+            for received in batch:
+                hand.free(received)
+
+    def _done(self, order: Order, lines: dict[Line, list[Received[Any]]]) -> None:
+        lines.setdefault(order.plan.line, []).append(order.received)
+        if order.plan.after:
+            self._hand.owe(order)
+
+    def _not_said(self, order: Order, verdict: SettlementError, lines: dict[Line, list[Received[Any]]]) -> None:
+        if isinstance(verdict, SettlementUnknown):
+            line = Line.UNKNOWN
+            if order.plan.after:
+                self._hand.owe(order)
+        else:
+            line = Line.SUPERSEDED if isinstance(verdict, LeaseLost) else self._rest
+            self._hand.release(order.received)
+        lines.setdefault(line, []).append(order.received)
+        delivery = order.received.delivery
+        log.warning(
+            "%s: delivery %s of %s: %s is %s: %s",
+            *(self._subscription, delivery.id, delivery.source, type(order.plan.verb).__name__, line.value, verdict),
+        )

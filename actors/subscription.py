@@ -1,0 +1,182 @@
+"""What a user declares: a source, a handler, and what shall become of what goes wrong. Values; they do no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar, overload
+
+import attrs
+
+from links.abc import Publisher, Source
+from settlement.delivery import Delivery
+from settlement.outcomes import Outcome, seconds
+from settlement.policy import Policy, positive
+
+__all__ = ["AnySubscription", "BatchSubscription", "Subscription"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+@attrs.frozen(init=False, eq=False)
+class Subscription(Generic[T]):
+    """One source, and the handler that gets its deliveries one by one.
+
+    `handler` is an async function of a delivery; it returns an outcome, or None for `Ack()`. `decode` makes a message
+    of what the source hands out (bytes, or a row), and is called once per delivery, before the handler.
+
+    Raises `ValueError` for an empty name, a `concurrency` below 1, a `within` of 0 or less, half a cap where the
+    transport needs both halves, and a `dead_letter` that is neither a name nor a publisher.
+    """
+
+    source: Source[Any]
+    handler: Callable[[Delivery[T]], Awaitable[Outcome | None]]
+    name: str
+    """For logs, errors and `Runtime.ledger`; by default the source's."""
+    decode: Callable[[Any], T] | None
+    policy: Policy
+    concurrency: int
+    """Handlers running at once; at 1, deliveries are handled and settled in arrival order."""
+    within: float | None
+    """Seconds for one call of the handler; longer is a `trio.TooSlowError`, a failure like any other."""
+
+    @overload
+    def __init__(
+        self: Subscription[R],
+        source: Source[R],
+        handler: Callable[[Delivery[R]], Awaitable[Outcome | None]],
+        *,
+        name: str | None = None,
+        decode: None = None,
+        policy: Policy = Policy(),
+        concurrency: int = 1,
+        within: float | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Subscription[M],
+        source: Source[R],
+        handler: Callable[[Delivery[M]], Awaitable[Outcome | None]],
+        *,
+        name: str | None = None,
+        decode: Callable[[R], M],
+        policy: Policy = Policy(),
+        concurrency: int = 1,
+        within: float | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        source: Source[Any],
+        handler: Callable[[Delivery[Any]], Awaitable[Outcome | None]],
+        *,
+        name: str | None = None,
+        decode: Callable[[Any], Any] | None = None,
+        policy: Policy = Policy(),
+        concurrency: int = 1,
+        within: float | None = None,
+    ) -> None:
+        self.__attrs_init__(  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]  # attrs makes it
+            source,
+            handler,
+            _checked(source, name, policy),
+            decode,
+            policy,
+            positive("concurrency", concurrency),
+            None if within is None else seconds("within", within, zero=False),
+        )
+
+
+@attrs.frozen(init=False, eq=False)
+class BatchSubscription(Generic[T]):
+    """One source, and the handler that gets its deliveries in lists of 1 to `size` (C-7.4).
+
+    The handler returns one outcome for all, or a sequence with one for each in order; an element without one is
+    retried, with an error logged (C-7.5). A message that cannot be decoded is taken out and settled alone (C-7.6).
+    A failure of the handler is answered for each element. Raises `ValueError` as `Subscription`.
+    """
+
+    source: Source[Any]
+    handler: Callable[[list[Delivery[T]]], Awaitable[Outcome | Sequence[Outcome | None] | None]]
+    size: int
+    """Deliveries in a batch, 1 or more."""
+    wait: float
+    """Seconds after its first delivery when a batch that is not full is handed out (C-7.7)."""
+    name: str
+    decode: Callable[[Any], T] | None
+    policy: Policy
+    concurrency: int
+    within: float | None
+
+    @overload
+    def __init__(
+        self: BatchSubscription[R],
+        source: Source[R],
+        handler: Callable[[list[Delivery[R]]], Awaitable[Outcome | Sequence[Outcome | None] | None]],
+        *,
+        size: int,
+        wait: float = 0.01,
+        name: str | None = None,
+        decode: None = None,
+        policy: Policy = Policy(),
+        concurrency: int = 1,
+        within: float | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: BatchSubscription[M],
+        source: Source[R],
+        handler: Callable[[list[Delivery[M]]], Awaitable[Outcome | Sequence[Outcome | None] | None]],
+        *,
+        size: int,
+        wait: float = 0.01,
+        name: str | None = None,
+        decode: Callable[[R], M],
+        policy: Policy = Policy(),
+        concurrency: int = 1,
+        within: float | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        source: Source[Any],
+        handler: Callable[[list[Delivery[Any]]], Awaitable[Outcome | Sequence[Outcome | None] | None]],
+        *,
+        size: int,
+        wait: float = 0.01,
+        name: str | None = None,
+        decode: Callable[[Any], Any] | None = None,
+        policy: Policy = Policy(),
+        concurrency: int = 1,
+        within: float | None = None,
+    ) -> None:
+        self.__attrs_init__(  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]  # attrs makes it
+            source,
+            handler,
+            positive("size", size),
+            seconds("wait", wait),
+            _checked(source, name, policy),
+            decode,
+            policy,
+            positive("concurrency", concurrency),
+            None if within is None else seconds("within", within, zero=False),
+        )
+
+
+AnySubscription: TypeAlias = Subscription[Any] | BatchSubscription[Any]
+
+
+def _checked(source: Source[Any], name: str | None, policy: Policy) -> str:
+    named = source.name if name is None else name
+    if not named:
+        raise ValueError("name must be a text of 1 character or more, not an empty one")
+    if policy.dead_letter is not None and not isinstance(policy.dead_letter, str | Publisher):
+        raise ValueError(
+            f"{named}: dead_letter must be a name on {source.broker.name} or a publisher of a broker, "
+            f"not {policy.dead_letter!r}"
+        )
+    source.check(policy)
+    return named

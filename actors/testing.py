@@ -1,0 +1,50 @@
+"""For tests of handlers, without a broker and without a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from settlement.delivery import NO_HEADERS, Delivery
+from settlement.outcomes import Ack, Outcome, is_outcome
+
+__all__ = ["a_delivery", "run_once"]
+
+T = TypeVar("T")
+
+
+def a_delivery(
+    message: T,
+    *,
+    body: bytes = b"",
+    headers: Mapping[str, bytes] = NO_HEADERS,
+    attempt: int = 1,
+    source: str = "test",
+    id: str = "1",  # noqa: A002 -- the delivery's own name for it
+    key: str | None = None,
+) -> Delivery[T]:
+    """A delivery as a first one would be, with what the test wants to be different."""
+    return Delivery(
+        body=body,
+        message=message,
+        headers=headers,
+        attempt=attempt,
+        redelivery_count=attempt - 1,
+        source=source,
+        id=id,
+        key=key,
+    )
+
+
+async def run_once(handler: Callable[[Delivery[T]], Awaitable[Outcome | None]], delivery: Delivery[T]) -> Outcome:
+    """Call a handler once and return its outcome as the runtime reads it: None is `Ack()`.
+
+    Raises what the handler raises, and `TypeError` where it returns something that is no outcome. Cancellation: the
+    handler's own.
+    """
+    outcome = await handler(delivery)
+    if outcome is None:
+        return Ack()
+    if not is_outcome(outcome):
+        raise TypeError(f"a handler must return Ack, Retry, RetryAfter, Drop or None, not {outcome!r}")
+    return outcome

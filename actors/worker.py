@@ -1,0 +1,218 @@
+"""One handler slot: asks the handler, has the outcome decided, orders the verb.
+
+Owns the cancel scope of the delivery that it works on. Hears received deliveries over a channel, one at a time, and
+parks only when that is empty. Tells the settler by `Order`; where a plan has steps before its verb, a before-step
+task; where it has steps after, it takes room among the copies first. Cancelled, it says nothing: the delivery is
+left unsettled, and the life books it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from actors.errors import HandlerFailed
+from actors.events import HandlerErred, log
+from links.abc import Order, Received, Settles
+from settlement.delivery import Delivery
+from settlement.outcomes import Ack, is_outcome
+from settlement.plans import Wait
+from settlement.policy import Answer, Ending, FailFast
+
+if TYPE_CHECKING:
+    from actors.link import Life
+    from actors.subscription import Subscription
+
+__all__ = ["Worker"]
+
+_ACK = Ack()
+
+
+class Worker:
+    """What single and batch workers share: from an ending to an order."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._hand = life.hand
+        self._keeper = life.keeper
+        self._subscription = life.seat.subscription
+        self._serial = self._subscription.concurrency == 1
+        self.scope: trio.CancelScope | None = None
+        """Of the handler that runs now; the end of grace cancels it."""
+
+    async def run(self, work: trio.MemoryReceiveChannel[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
+        """Until the channel ends. Raises `HandlerFailed`, and in ALONE mode what ends the life."""
+        raise NotImplementedError
+
+    def _ours(self, received: Received[Any]) -> bool:
+        """Asked when a delivery has left its channel: is it still ours? Else its place returns."""
+        if received in self._hand.open and (self._keeper is None or not self._keeper.expired(received)):
+            return True
+        self._hand.free(received)
+        return False
+
+    def _decoded(self, received: Received[Any]) -> Delivery[Any] | Ending:
+        """The delivery for the handler, or the answer to its being undecodable. Raises `HandlerFailed`."""
+        delivery, decode = received.delivery, self._subscription.decode
+        error = received.unreadable
+        if error is None and decode is None:
+            return delivery
+        if error is None and decode is not None:
+            try:
+                message = decode(delivery.message)
+            except Exception as failure:  # noqa: BLE001 -- a decoder may raise anything; the policy answers (C-6.3)
+                error = failure
+            else:
+                return Delivery(
+                    body=delivery.body,
+                    message=message,
+                    headers=delivery.headers,
+                    attempt=delivery.attempt,
+                    redelivery_count=delivery.redelivery_count,
+                    source=delivery.source,
+                    id=delivery.id,
+                    key=delivery.key,
+                )
+        assert error is not None  # noqa: S101 -- the two cases above
+        return self._answer(delivery, error, undecodable=True)
+
+    def _answer(self, delivery: Delivery[Any], error: Exception, *, undecodable: bool = False) -> Ending:
+        """The policy's answer to a failure. Raises `HandlerFailed` from it where that is `FailFast`."""
+        policy, name = self._subscription.policy, self._subscription.name
+        try:
+            answer: Answer = (policy.undecodable if undecodable else policy.failed)(delivery, error)
+        except Exception as failure:
+            raise HandlerFailed(name, delivery) from failure
+        self._life.seat.tell(HandlerErred(name, delivery, error, answer))
+        if isinstance(answer, FailFast):
+            raise HandlerFailed(name, delivery) from error
+        what = "cannot be decoded" if undecodable else "failed"
+        log.error("%s: delivery %s %s, answered %s", name, delivery.id, what, answer, exc_info=error)
+        return answer
+
+    def _ending(self, delivery: Delivery[Any], result: object) -> Ending:
+        """What a handler's return value means. Raises `HandlerFailed`."""
+        if result is None:
+            return _ACK
+        if is_outcome(result):
+            return result  # type: ignore[return-value]  # is_outcome looked
+        return self._answer(
+            delivery,
+            TypeError(f"a handler must return Ack, Retry, RetryAfter, Drop or None, not {result!r}"),
+        )
+
+    async def _order(self, received: Received[Any], ending: Ending, orders: trio.MemorySendChannel[Order]) -> None:
+        """Have the ending decided and carried out; at concurrency 1, until its place is free or its wait has begun."""
+        life, keeper = self._life, self._keeper
+        plan = life.seat.source.decide(ending, received.delivery, self._subscription.policy)
+        if plan.notice is not None:
+            life.seat.books.noticed(received.delivery, plan.notice)
+        if plan.before:
+            life.walk(received, plan, orders)
+            if self._serial and not isinstance(plan.before[0], Wait):
+                await self._hand.freed(received)
+            return
+        if plan.after and not await self._reserved(received):
+            return
+        if keeper is not None and keeper.expired(received):
+            self._hand.release(received)
+            self._hand.free(received)
+            return
+        order = Order(received, plan)
+        if life.link_settles is Settles.ALONE:
+            await life.settler.say([order])
+            return
+        orders.send_nowait(order)
+        if self._serial:
+            await self._hand.freed(received)
+
+    async def _reserved(self, received: Received[Any]) -> bool:
+        """Take room among the copies, in the delivery's scope: the end of grace leaves it unsettled (DESIGN 3.7)."""
+        with self._delivery_scope([received]) as scope:
+            await self._hand.reserve(received)
+        if was_left(scope):
+            self._hand.release(received)
+            self._hand.leave(received)
+            return False
+        return True
+
+    def _delivery_scope(self, batch: list[Received[Any]]) -> trio.CancelScope:
+        """A scope that the end of grace and the keeper may cancel. `self.scope` stays set until the next one."""
+        self.scope = scope = trio.CancelScope()
+        if self._life.grace_over:
+            scope.cancel()
+        if self._keeper is not None:
+            for received in batch:
+                self._keeper.attend(received, scope)
+        return scope
+
+
+class SingleWorker(Worker):
+    """Takes deliveries one by one."""
+
+    _subscription: Subscription[Any]
+
+    async def run(self, work: trio.MemoryReceiveChannel[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
+        """As `Worker.run`."""
+        take = work.receive_nowait
+        with work, orders:
+            while True:
+                try:
+                    received = take()
+                except trio.WouldBlock:
+                    try:
+                        received = await work.receive()
+                    except trio.EndOfChannel:
+                        return
+                except trio.EndOfChannel:
+                    return
+                if self._life.draining:
+                    await self._life.give_back([received])
+                elif self._ours(received):
+                    await self._handle(received, orders)
+
+    async def _handle(self, received: Received[Any], orders: trio.MemorySendChannel[Order]) -> None:
+        delivery = self._decoded(received)
+        if not isinstance(delivery, Delivery):
+            await self._order(received, delivery, orders)
+            return
+        subscription = self._subscription
+        failure: Exception | None = None
+        result: object = None
+        with self._delivery_scope([received]) as scope:
+            try:
+                if subscription.within is None:
+                    result = await subscription.handler(delivery)
+                else:
+                    with trio.fail_after(subscription.within):
+                        result = await subscription.handler(delivery)
+            except Exception as error:  # noqa: BLE001 -- a handler may raise anything; the policy answers (C-1.3)
+                failure = error
+            except BaseExceptionGroup as group:
+                raise_rest(subscription.name, delivery, group)
+        self.scope = None
+        if was_left(scope):
+            if failure is not None:
+                log.error(
+                    "%s: delivery %s failed while it was cancelled", subscription.name, delivery.id, exc_info=failure
+                )
+            self._hand.leave(received)
+            return
+        ending = self._ending(delivery, result) if failure is None else self._answer(delivery, failure)
+        await self._order(received, ending, orders)
+
+
+def was_left(scope: trio.CancelScope) -> bool:
+    """Was a handler cancelled, whatever it answered? One that swallowed `Cancelled` settles nothing (DESIGN 3.5)."""
+    return scope.cancel_called or trio.current_effective_deadline() == -math.inf
+
+
+def raise_rest(subscription: str, delivery: Delivery[Any], group: BaseExceptionGroup[BaseException]) -> None:
+    """A handler failed *while* it was cancelled: log its error, raise the rest of the group (never empty)."""
+    errors, rest = group.split(Exception)
+    if errors is not None:
+        log.error("%s: delivery %s failed while it was cancelled", subscription, delivery.id, exc_info=errors)
+    assert rest is not None  # noqa: S101 -- a group of exceptions alone would be an Exception
+    raise rest

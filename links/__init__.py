@@ -1,0 +1,1 @@
+"""Where deliveries come from and letters go to: one subpackage per transport, `abc` and `errors` for all."""

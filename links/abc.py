@@ -1,0 +1,287 @@
+"""What a transport implements: a broker, its sources and publishers, and the link that is one life of a source.
+
+Each verb is one sentence. `links.testing` holds the checks that an implementation passes.
+
+Cancellation: every coroutine here may be cancelled at every await; its docstring says what that leaves behind. A link
+shields three things and no more, each with a deadline: its goodbye, the giving back of a half-taken `receive`, and a
+SQL settlement with its COMMIT or ROLLBACK (DESIGN 4).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from enum import Enum
+from functools import partial
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+
+import attrs
+import trio
+
+from links.errors import NotConnected, SettlementError
+from settlement.delivery import NO_HEADERS, Delivery, Letter
+from settlement.plans import Plan
+from settlement.policy import Ending, Policy
+
+__all__ = ["Broker", "Link", "Lost", "Order", "Publisher", "Received", "Settles", "Source", "Verdict"]
+
+R = TypeVar("R")
+
+
+class Settles(Enum):
+    """How a link wants its verbs said."""
+
+    TOGETHER = "together"
+    """One caller says all that is ready at once (AMQP, SQL lease, Pub/Sub)."""
+    ALONE = "alone"
+    """Each delivery has a connection of its own; its worker says its verb (SQL row lock, advisory lock)."""
+
+
+@attrs.define(eq=False)
+class Received(Generic[R]):
+    """One message as the link handed it over. Compared by identity."""
+
+    delivery: Delivery[R]
+    token: Any = None
+    """The link's own handle; nobody else looks at it."""
+    expires: float | None = None
+    """When the lease ends, on `trio.current_time()`; moved forward by `Link.extend`; None: there is no lease."""
+    unreadable: Exception | None = None
+    """Why the transport itself could not read the message; then `delivery.message` must not be used."""
+
+
+@attrs.define(eq=False)
+class Order:
+    """Say the verb of this plan for this delivery."""
+
+    received: Received[Any]
+    plan: Plan[Any]
+
+
+Verdict: TypeAlias = SettlementError | None
+"""None: the verb was said. Else why not."""
+
+Lost: TypeAlias = Callable[[Received[Any]], None]
+"""How a link tells that one delivery's own connection broke; a plain call."""
+
+
+class Link(ABC, Generic[R]):
+    """One attached link: one life."""
+
+    @abstractmethod
+    async def receive(self, room: int) -> Sequence[Received[R]]:
+        """Wait for messages and hand over between 1 and `room` of them.
+
+        Raises `LinkBroken` or `ConnectionBroken` when the life is over, `CallBroken` when this call alone failed.
+
+        Cancellation: all or nothing; cancelled, it has taken nothing, or gives back what it took (bounded, shielded).
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Take nothing more: a drain has begun. `receive` is not called again."""
+
+    @abstractmethod
+    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+        """Say the verb of each order, in this order, and give one verdict per order.
+
+        Raises `LinkBroken` or `ConnectionBroken` only where the life is over; then every order is unknown.
+
+        Cancellation: each order is unknown.
+        """
+
+    async def extend(self, held: Sequence[Received[R]]) -> Sequence[Received[R]]:
+        """Extend the leases, move `expires` of those that were confirmed, and return those that are lost.
+
+        Raises as `receive`; after `CallBroken` the old expiry holds. Never runs beside a `settle` of the same delivery.
+
+        Cancellation: the old expiry holds.
+        """
+        raise NotImplementedError("a source with a lease has a link that extends it")
+
+    async def give_back(self, unstarted: Sequence[Received[R]]) -> None:
+        """Give back deliveries whose handler was never started, where the transport can (not AMQP: the detach does it).
+
+        Cancellation: what was not given back goes back with the link's goodbye.
+        """
+
+
+class Source(ABC, Generic[R]):
+    """Where deliveries come from: a queue, a topic, a table, a subscription. Constructing one does no I/O."""
+
+    name: str
+    """The address; the default name of a subscription."""
+    broker: Broker
+    settles: Settles = Settles.TOGETHER
+    at_most_once: bool = False
+    """Each delivery was let go when it arrived; its place returns when its handler ended."""
+    lease: float | None = None
+    """Seconds for which a received delivery is ours unless extended; None: until the link ends."""
+    copies: int = 0
+    """How many copies may wait for their time at once; 0: no plan of this source has a step after its verb."""
+
+    @abstractmethod
+    def limit(self, concurrency: int, size: int = 1) -> int:
+        """How many deliveries may be unsettled at once, for so many handlers that take so many each."""
+
+    @abstractmethod
+    def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Any]:
+        """The decision table of this transport, with this source's facts filled in; pure."""
+
+    @abstractmethod
+    def attach(self, subscription: str, lost: Lost, goodbye: float) -> AbstractAsyncContextManager[Link[R]]:
+        """Attach a link for one life; on the way out it detaches and gives back what is unsettled, within `goodbye`.
+
+        Raises `LinkRefused` naming subscription, address or table, and the way out; `LinkBroken`, `ConnectionBroken`.
+
+        Cancellation: attached or not, nothing stays held beyond the goodbye.
+        """
+
+    def check(self, policy: Policy) -> None:
+        """Refuse a policy that this transport cannot carry out: `ValueError`, naming argument and legal range."""
+
+    def brokers(self) -> Sequence[Broker]:
+        """The brokers that this source needs open: its own, and those that its copies are stored on."""
+        return (self.broker,)
+
+
+class Publisher(ABC):
+    """Publishes to one address. A `Destination`: it may be a policy's dead letter, also of another transport."""
+
+    broker: Broker
+    name: str
+
+    async def publish(self, body: bytes, headers: Mapping[str, bytes] = NO_HEADERS, *, key: str | None = None) -> None:
+        """Publish a message; returns when the broker has confirmed it.
+
+        In weather it waits for the connection's next life: bound it with a scope of your own. Raises `NotConnected`
+        before the broker is opened and after it was closed, `PublishNotAccepted` where the broker does not take the
+        message, `LinkBroken` where the connection broke while the message was on the wire (it may or may not have
+        arrived, and is never sent again by itself).
+
+        Cancellation: the message was published or not.
+        """
+        await self.send(Letter(body, headers, key))
+
+    @abstractmethod
+    async def send(self, letter: Letter) -> None:
+        """Publish a letter; as `publish`."""
+
+
+class Presence(Enum):
+    """Is this broker open, and is there a connection now?"""
+
+    NEW = "not opened yet"
+    DOWN = "between two connections"
+    UP = "connected"
+    CLOSED = "closed"
+
+
+class Broker(ABC):
+    """A broker: sources and publishers on it, and one connection at a time. Constructing one does no I/O (C-9.1)."""
+
+    name: str
+    """The URL without credentials, for errors and logs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.presence = Presence.NEW
+        self._changed = trio.Event()
+
+    @abstractmethod
+    async def run(self, goodbye: float = 5.0, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """One life of the connection: connect, report `started` between `with self.up()`, run until cancelled.
+
+        Raises `LinkRefused` where the other side says no, `ConnectionBroken` when the life is over.
+
+        Cancellation: the connection is closed within `goodbye`.
+        """
+
+    @abstractmethod
+    def publisher(self, to: str) -> Publisher:
+        """A publisher to this address; no I/O. Raises `ValueError` for an empty name."""
+
+    @asynccontextmanager
+    async def connect(self, goodbye: float = 5.0) -> AsyncGenerator[None, None]:
+        """Open this broker for the block, for one life: a runtime inside shares it and does not close it.
+
+        When the connection breaks, the block is cancelled and `ConnectionBroken` leaves it. A connection that shall
+        outlive weather is kept by a runtime, or by `actors.connected(broker)`. An exception of the block leaves bare.
+        """
+        with self.opened():
+            async with beside(partial(self.run, goodbye)):
+                yield
+
+    @contextmanager
+    def opened(self) -> Generator[None, None, None]:
+        """Somebody keeps this broker open for the block. Raises `RuntimeError` where somebody already does."""
+        if self.is_open:
+            raise RuntimeError(f"{self.name} is open already: share that connection, or make a second broker")
+        self._become(Presence.DOWN)
+        try:
+            yield
+        finally:
+            self._become(Presence.CLOSED)
+
+    @contextmanager
+    def up(self) -> Generator[None, None, None]:
+        """There is a connection for the block; for implementations of `run`."""
+        self._become(Presence.UP)
+        try:
+            yield
+        finally:
+            self._become(Presence.DOWN)
+
+    @property
+    def is_open(self) -> bool:
+        """Does somebody keep this broker open?"""
+        return self.presence in (Presence.DOWN, Presence.UP)
+
+    async def until_up(self) -> None:
+        """Wait for a connection. Raises `NotConnected` where nobody keeps this broker open. Does not yield if up.
+
+        Cancellation: nothing was done.
+        """
+        while self.presence is not Presence.UP:
+            if not self.is_open:
+                raise NotConnected(
+                    f"{self.name} is {self.presence.value}: enter open_runtime or broker.connect() first"
+                )
+            await self._changed.wait()
+
+    def _become(self, presence: Presence) -> None:
+        self.presence = presence
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+
+@asynccontextmanager
+async def beside(task: Callable[..., Any]) -> AsyncGenerator[None, None]:
+    """Run `task` (which reports started) beside the block, cancel it after the block; what it raises cancels the block.
+
+    Errors leave as their writers expect: the block's own exception bare, the task's own bare when it is alone, both
+    as a group. Cancellation: both are cancelled; the task is waited for.
+    """
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(task)
+            yield
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise_bare(alone(group))
+
+
+def alone(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What a group holds, where that is one thing; else the group."""
+    first, *others = group.exceptions
+    return group if others else first
+
+
+def raise_bare(error: BaseException) -> NoReturn:
+    """Raise `error` out of the group that it came in, with the context it had before."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context

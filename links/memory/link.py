@@ -1,0 +1,285 @@
+"""One life of a `MemoryQueue`.
+
+It owns the deliveries that it handed over and that are unsettled. It has no task of its own, and its goodbye is
+synchronous: `end` puts back what is unsettled. A late settlement of an older hand-over of the same message, also of an
+older life, finds its delivery no longer among `unsettled`, and so changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from links.abc import Link, Lost, Order, Received, Settles, Verdict
+from links.errors import CallBroken, LeaseLost, LinkError, NotApplied, SettlementUnknown
+from links.memory.log import Delivered, Said, Unsaid
+from settlement.delivery import Delivery
+from settlement.memory import Accept, PutBack, Reject
+
+if TYPE_CHECKING:
+    from links.memory.store import Message, Store
+
+__all__ = ["MemoryLink"]
+
+_ACCEPT = Accept
+
+
+class MemoryLink(Link[bytes]):
+    """One attached link."""
+
+    def __init__(self, store: Store, lost: Lost, *, lease: float | None, settles: Settles) -> None:
+        self.store = store
+        self.lost = lost
+        self.lease = lease
+        self.settles = settles
+        self.unsettled: dict[Received[bytes], Message] = {}
+        self.stopped = False
+        self._over: tuple[type[LinkError], str] | None = None
+        self._left: set[Received[bytes]] = set()
+        """Unsettled still, after a verdict: no longer in the caller's books."""
+        self._saying: set[Received[bytes]] = set()
+        """Their settlement is on the wire."""
+        self._severed: set[Received[bytes]] = set()
+        """Their own connection broke before the settlement."""
+        self._cut: set[Received[bytes]] = set()
+        """Their own connection broke during the settlement."""
+
+    # --- calls
+
+    async def receive(self, room: int) -> Sequence[Received[bytes]]:
+        """Wait for messages and hand over between 1 and `room` of them. Several may wait at once.
+
+        Raises as the ABC says, and `ValueError` for a room below 1.
+
+        Cancellation: nothing was taken; there is no checkpoint between taking and returning.
+        """
+        if room < 1:
+            raise ValueError(f"room must be a whole number, 1 or more, not {room!r}")
+        await trio.lowlevel.checkpoint()
+        store = self.store
+        while True:
+            self._check()
+            self._check_call()
+            if store.delayed or store.leases:
+                store.tick()
+            if (store.fresh or store.returned) and not self.stopped:
+                return self._hand_over(store.take(room))
+            with trio.move_on_at(store.next_time()):
+                await store.changed.park()
+
+    def stop(self) -> None:
+        """Take nothing more; a `receive` that waits goes on waiting until it is cancelled."""
+        self.stopped = True
+
+    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+        """Carry out the verbs.
+
+        Cancellation: nothing was carried out (they are carried out at the end of the time that this takes).
+        """
+        store, weather = self.store, self.store.weather
+        if weather.slow_settlements:
+            await self._settle_slowly(orders, weather.slow_settlements)
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        if self._over is not None:
+            self._check()
+        if store.leases:
+            store.tick()
+        verdicts: list[Verdict] = [None] * len(orders)
+        if weather.broken_calls:
+            weather.broken_calls -= 1
+            return [self._unknown(order) for order in orders]
+        if weather.refused_settlements:
+            return [self._maybe_refused(order) for order in orders]
+        release, quiet = self.unsettled.pop, store.log is None
+        put_back = False
+        for index, order in enumerate(orders):
+            message = release(order.received, None)
+            if message is None:
+                verdicts[index] = self._not_ours(order.received)
+            elif quiet and type(order.plan.verb) is _ACCEPT:
+                pass
+            else:
+                put_back |= self._carry_out(message, order.plan.verb)
+        if self._left:
+            self._left.difference_update(order.received for order in orders)
+        if put_back or store.emptied:
+            store.wake()
+        return verdicts
+
+    async def extend(self, held: Sequence[Received[bytes]]) -> Sequence[Received[bytes]]:
+        """Extend the leases: each confirmed one ends a whole lease from now.
+
+        Cancellation: the old expiry holds.
+        """
+        if self.lease is None:
+            raise NotImplementedError(f"{self.store.name!r} has no lease")
+        if self.store.weather.slow_extensions:
+            await self._on_the_wire(self.store.weather.slow_extensions)
+        else:
+            await trio.lowlevel.checkpoint()
+        self._check()
+        self._check_call()
+        self.store.tick()
+        expires = trio.current_time() + self.lease
+        lost: list[Received[bytes]] = []
+        for received in held:
+            if received in self.unsettled:
+                received.expires = expires
+            else:
+                lost.append(received)
+        return lost
+
+    async def give_back(self, unstarted: Sequence[Received[bytes]]) -> None:
+        """Give back deliveries whose handler was never started; that counts as no delivery.
+
+        Cancellation: they were given back all the same.
+        """
+        for received in unstarted:
+            if received in self.unsettled:
+                self.store.let_go(self.release(received), "given back", counted=False)
+        self.store.wake()
+        await trio.lowlevel.checkpoint()
+
+    # --- what befalls it
+
+    def end(self, kind: type[LinkError], why: str) -> None:
+        """This life is over: what is unsettled goes back, and every call raises `kind` from now on."""
+        if self._over is not None:
+            return
+        self._over = (kind, why)
+        for message in self.unsettled.values():
+            self.store.let_go(message, why)
+        self.unsettled.clear()
+        self._left.clear()
+        self.store.links.remove(self)
+        self.store.wake()
+
+    def sever(self, received: Received[bytes]) -> None:
+        """The own connection of this delivery broke."""
+        (self._cut if received in self._saying else self._severed).add(received)
+        self.store.let_go(self.release(received), "its connection broke")
+        self.store.wake()
+        self.lost(received)
+
+    def release(self, received: Received[bytes]) -> Message:
+        """It is unsettled with this link no longer."""
+        self._left.discard(received)
+        return self.unsettled.pop(received)
+
+    # --- within
+
+    def _check(self) -> None:
+        if self._over is not None:
+            kind, why = self._over
+            raise kind(f"{self.store.name!r} on {self.store.broker.name}: {why}")
+
+    def _check_call(self) -> None:
+        weather = self.store.weather
+        if weather.broken_calls:
+            weather.broken_calls -= 1
+            raise CallBroken(f"{self.store.name!r} on {self.store.broker.name}: this call broke")
+
+    async def _settle_slowly(self, orders: Sequence[Order], seconds: float) -> None:
+        asked = {order.received for order in orders}
+        self._saying |= asked
+        try:
+            await self._on_the_wire(seconds, asked)
+        finally:
+            self._saying -= asked
+
+    async def _on_the_wire(self, seconds: float, asked: set[Received[bytes]] | None = None) -> None:
+        """Let the call take so long, or until weather ends it."""
+        deadline = trio.current_time() + seconds
+        weather = self.store.weather
+        await trio.lowlevel.checkpoint()
+        while trio.current_time() < deadline and self._over is None and not weather.broken_calls:
+            if asked and asked <= self._cut:
+                return
+            with trio.move_on_at(deadline):
+                await self.store.changed.park()
+
+    def _hand_over(self, messages: Sequence[Message]) -> Sequence[Received[bytes]]:
+        store, unsettled = self.store, self.unsettled
+        source = store.name
+        expires = None if self.lease is None else trio.current_time() + self.lease
+        handed: list[Received[bytes]] = []
+        for message in messages:
+            body = message.body
+            delivery = Delivery(
+                body=body,
+                message=body,
+                headers=message.headers,
+                attempt=message.attempt,
+                redelivery_count=message.count,
+                source=source,
+                id=message.id,
+                key=message.key,
+            )
+            received = Received(delivery, message, expires)
+            unsettled[received] = message
+            handed.append(received)
+        if expires is not None:
+            store.lend(handed, expires, self)
+        if (held := len(unsettled) - len(self._left)) > store.most_unsettled:
+            store.most_unsettled = held
+        if store.log is not None:
+            store.log.extend(Delivered(source, message.id, message.attempt) for message in messages)
+        return handed
+
+    def _carry_out(self, message: Message, verb: object) -> bool:
+        """Carry out one verb for a message that was released; is it ready (or will be) again?"""
+        match verb:
+            case PutBack(delay):
+                self.store.back(message, delay=delay)
+            case Accept() | Reject():
+                pass
+            case _:
+                raise TypeError(f"{verb!r} is no verb of links.memory")
+        if self.store.log is not None:
+            self.store.log.append(Said(self.store.name, message.id, verb))
+        return isinstance(verb, PutBack)
+
+    def _not_ours(self, received: Received[bytes]) -> Verdict:
+        name, broker = self.store.name, self.store.broker.name
+        what = f"message {received.delivery.id} of {name!r} on {broker}"
+        if received in self._cut:
+            self._cut.discard(received)
+            return SettlementUnknown(f"{what}: its connection broke while it was settled")
+        if received in self._severed:
+            self._severed.discard(received)
+            return NotApplied(f"{what}: its connection broke before it was settled")
+        return LeaseLost(f"{what} is not this link's any more")
+
+    def _maybe_refused(self, order: Order) -> Verdict:
+        received, weather = order.received, self.store.weather
+        if received not in self.unsettled:
+            return self._not_ours(received)
+        if not weather.refused_settlements:
+            self._say(order)
+            return None
+        weather.refused_settlements -= 1
+        self._leave(received, "refused")
+        return NotApplied(f"message {received.delivery.id} of {self.store.name!r}: refused")
+
+    def _unknown(self, order: Order) -> Verdict:
+        received = order.received
+        if received not in self.unsettled:
+            self._cut.discard(received)
+            self._severed.discard(received)
+        elif self.store.broker.dice.random() < 0.5:  # noqa: PLR2004 -- a coin
+            self._say(order)
+        else:
+            self._leave(received, "call broken")
+        return SettlementUnknown(f"message {received.delivery.id} of {self.store.name!r}: the call broke")
+
+    def _say(self, order: Order) -> None:
+        self._carry_out(self.release(order.received), order.plan.verb)
+        self.store.wake()
+
+    def _leave(self, received: Received[bytes], why: str) -> None:
+        self._left.add(received)
+        if self.store.log is not None:
+            self.store.log.append(Unsaid(self.store.name, received.delivery.id, why))

@@ -1,0 +1,90 @@
+"""A queue of a `MemoryBroker` as a source of deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from links.abc import Link, Lost, Settles, Source
+from links.errors import ConnectionBroken, LinkBroken, LinkRefused
+from links.memory.link import MemoryLink
+from settlement.delays import Copies, Native
+from settlement.delivery import Delivery
+from settlement.memory import Delays, Facts, Verb, decide
+from settlement.outcomes import seconds
+from settlement.plans import Plan
+from settlement.policy import Ending, Policy, positive
+
+if TYPE_CHECKING:
+    from links.memory.broker import MemoryBroker
+
+__all__ = ["MemoryQueue"]
+
+
+class MemoryQueue(Source[bytes]):
+    """A queue. Several sources of one name, and several links of one source, compete for its messages."""
+
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        name: str,
+        *,
+        delays: Delays,
+        lease: float | None,
+        limit: int | None,
+        settles: Settles,
+    ) -> None:
+        if not name:
+            raise ValueError("name must be 1 character or more, not an empty one")
+        given: object = delays
+        if not isinstance(given, Native | Copies):
+            raise ValueError(f"delays must be Native() or Copies(...), not {given!r}")
+        self.broker = self._broker = broker
+        self.name = name
+        self.settles = settles
+        self.lease = None if lease is None else seconds("lease", lease, zero=False)
+        self.copies = delays.max_waiting if isinstance(delays, Copies) else 0
+        self._limit = None if limit is None else positive("limit", limit)
+        self._facts = Facts(name, delays, broker.retry_header)
+
+    def __repr__(self) -> str:
+        return f"<MemoryQueue {self.name!r} on {self.broker.name}>"
+
+    def limit(self, concurrency: int, size: int = 1) -> int:
+        """As given, by default 2 × concurrency × size; never so low that a handler could not have its share."""
+        least = concurrency * size
+        return 2 * least if self._limit is None else max(self._limit, least)
+
+    def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Verb]:
+        """The decision table of `settlement.memory`."""
+        return decide(outcome, delivery, self._facts, policy)
+
+    @asynccontextmanager
+    async def attach(
+        self,
+        subscription: str,
+        lost: Lost,
+        goodbye: float,  # noqa: ARG002 -- the goodbye takes no time
+    ) -> AsyncGenerator[Link[bytes], None]:
+        """Attach a link; its goodbye puts back what is unsettled, and takes no time.
+
+        Cancellation: on the way in nothing is attached; the goodbye has no checkpoint.
+        """
+        await trio.lowlevel.checkpoint()
+        broker, store = self._broker, self._broker.store(self.name)
+        if broker.severed.is_set():
+            raise ConnectionBroken(f"{subscription}: {broker.name} is {broker.presence.value}")
+        if store.weather.refusing:
+            raise LinkRefused(f"{subscription}: {broker.name} refuses {self.name!r} until admit({self.name!r})")
+        if store.weather.broken_attaches:
+            store.weather.broken_attaches -= 1
+            raise LinkBroken(f"{subscription}: {self.name!r} on {broker.name} broke while it was attached")
+        link = MemoryLink(store, lost, lease=self.lease, settles=self.settles)
+        store.links.append(link)
+        try:
+            yield link
+        finally:
+            link.end(LinkBroken, "detached")

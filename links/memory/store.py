@@ -1,0 +1,235 @@
+"""One queue of a `MemoryBroker`: its messages, who holds which, and its weather. Synchronous; no task of its own.
+
+Every message is at one place: *ready* (`fresh`, or `returned` where it was handed out before), *delayed*, *unsettled*
+with one link (`MemoryLink.unsettled`), or gone. Time passes lazily: who comes by calls `tick`, who waits asks
+`next_time` how long at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from links.abc import Received
+from links.errors import PublishNotAccepted
+from links.memory.log import Entry, Published, Returned
+from settlement.attempts import attempt, header_count
+from settlement.delivery import NO_HEADERS, Letter
+
+if TYPE_CHECKING:
+    from links.memory.broker import MemoryBroker
+    from links.memory.link import MemoryLink
+
+__all__ = ["Message", "Store", "Weather"]
+
+_STALE = 256
+"""So many leases of settled deliveries may lie in the heap before it is made anew."""
+
+
+@attrs.define(eq=False)
+class Message:
+    """A stored message."""
+
+    number: int
+    """Its place: a returned message stands where it stood."""
+    id: str
+    body: bytes
+    headers: Mapping[str, bytes]
+    key: str | None
+    copies: int
+    """What its retry header counts."""
+    attempt: int
+    """Of the delivery to come, or in hand: kept here so that a hand-over need not compute it."""
+    count: int = 0
+    """Its earlier deliveries."""
+
+    def letter(self) -> Letter:
+        """As it was published."""
+        return Letter(self.body, self.headers, self.key)
+
+
+@attrs.define(eq=False)
+class Weather:
+    """What is wrong with a queue now, or will be."""
+
+    broken_calls: int = 0
+    broken_attaches: int = 0
+    refused_settlements: int = 0
+    lost_confirmations: int = 0
+    closed: bool = False
+    refusing: bool = False
+    slow_settlements: float = 0.0
+    slow_extensions: float = 0.0
+    slow_publishes: float = 0.0
+
+
+class Store:
+    """One queue."""
+
+    def __init__(self, name: str, broker: MemoryBroker) -> None:
+        self.name = name
+        self.broker = broker
+        self.weather = Weather()
+        self.links: list[MemoryLink] = []
+        self.fresh: deque[Message] = deque()
+        """Ready, never handed out, in order of number: the common case, without a heap."""
+        self.returned: list[tuple[int, Message]] = []
+        """Ready again: a heap by number. It may hold numbers above those in `fresh` (published with a delay)."""
+        self.delayed: list[tuple[float, int, Message]] = []
+        """A heap by the time when they are ready."""
+        self.leases: list[tuple[float, int, Received[bytes], MemoryLink]] = []
+        """A heap by expiry, one entry per hand-over, which may lag behind `Received.expires` and behind settlements."""
+        self.most_unsettled = 0
+        self.changed = trio.lowlevel.ParkingLot()
+        """Where calls on the wire wait."""
+        self.emptied = trio.lowlevel.ParkingLot()
+        self._serial = 0
+
+    @property
+    def log(self) -> list[Entry] | None:
+        """The broker's; None: nothing is logged."""
+        return self.broker.log
+
+    # --- coming in
+
+    def add(self, letter: Letter) -> None:
+        """Store a letter at the end of the queue. Raises `PublishNotAccepted`, and stores nothing, for what is none."""
+        headers = _checked(letter)
+        broker = self.broker
+        broker.published += 1
+        number = broker.published
+        copies = header_count(headers, broker.retry_header)
+        message = Message(number, str(number), letter.body, headers, letter.key, copies, attempt(copies, 0))
+        if self.log is not None:
+            self.log.append(Published(self.name, message.id))
+        if letter.deliver_after:
+            heappush(self.delayed, (trio.current_time() + letter.deliver_after, number, message))
+        else:
+            self.fresh.append(message)
+
+    # --- going out
+
+    def take(self, room: int) -> list[Message]:
+        """Take up to `room` ready messages, in order of number."""
+        fresh, returned = self.fresh, self.returned
+        if not returned:
+            return [fresh.popleft() for _ in range(min(room, len(fresh)))]
+        taken: list[Message] = []
+        while len(taken) < room and (returned or fresh):
+            if not fresh or (returned and returned[0][0] < fresh[0].number):
+                taken.append(heappop(returned)[1])
+            else:
+                taken.append(fresh.popleft())
+        return taken
+
+    def lend(self, handed: Sequence[Received[bytes]], expires: float, link: MemoryLink) -> None:
+        """Remember when these leases end."""
+        if len(self.leases) > 2 * self.unsettled + _STALE:
+            self.leases = [entry for entry in self.leases if entry[2] in entry[3].unsettled]
+            heapify(self.leases)
+        for received in handed:
+            self._serial += 1
+            heappush(self.leases, (expires, self._serial, received, link))
+
+    # --- coming back
+
+    def back(self, message: Message, *, delay: float = 0.0, counted: bool = True) -> None:
+        """Put a message back at its old place, now or after `delay`; call `wake` after the last one."""
+        if counted:
+            message.count += 1
+            message.attempt = attempt(message.copies, message.count)
+        if delay:
+            heappush(self.delayed, (trio.current_time() + delay, message.number, message))
+        else:
+            heappush(self.returned, (message.number, message))
+
+    def let_go(self, message: Message, why: str, *, counted: bool = True) -> None:
+        """Put back a message for which no verb was said."""
+        self.back(message, counted=counted)
+        if self.log is not None:
+            self.log.append(Returned(self.name, message.id, why))
+
+    def wake(self) -> None:
+        """Let all who wait look again."""
+        if self.changed:
+            self.changed.unpark_all()
+        if self.emptied and self.is_empty:
+            self.emptied.unpark_all()
+
+    # --- time
+
+    def tick(self) -> None:
+        """Let happen what is due by now. Outside `trio.run` there is no now: nothing happens."""
+        if not (self.delayed or self.leases) or not trio.lowlevel.in_trio_run():
+            return
+        now = trio.current_time()
+        happened = False
+        while self.delayed and self.delayed[0][0] <= now:
+            _, number, message = heappop(self.delayed)
+            heappush(self.returned, (number, message))
+            happened = True
+        while self.leases and self.leases[0][0] <= now:
+            _, serial, received, link = heappop(self.leases)
+            if received not in link.unsettled or received.expires is None:
+                continue
+            if received.expires > now:  # extended meanwhile
+                heappush(self.leases, (received.expires, serial, received, link))
+            else:
+                self.let_go(link.release(received), "lease expired")
+                happened = True
+        if happened:
+            self.wake()
+
+    def next_time(self) -> float:
+        """When `tick` has something to do again, at the earliest."""
+        while self.leases and self.leases[0][2] not in self.leases[0][3].unsettled:
+            heappop(self.leases)
+        due = self.delayed[0][0] if self.delayed else math.inf
+        return min(due, self.leases[0][0]) if self.leases else due
+
+    # --- looking
+
+    @property
+    def unsettled(self) -> int:
+        """How many deliveries are in somebody's hands."""
+        return sum(len(link.unsettled) for link in self.links)
+
+    @property
+    def is_empty(self) -> bool:
+        """Is nothing ready, delayed or unsettled?"""
+        return not (self.fresh or self.returned or self.delayed or self.unsettled)
+
+    def ready(self) -> list[Message]:
+        """What is ready, in order."""
+        self.tick()
+        returned = (message for _, message in self.returned)
+        return sorted((*returned, *self.fresh), key=lambda message: message.number)
+
+
+def _checked(letter: Letter) -> Mapping[str, bytes]:
+    """The letter's headers, as nobody can change them any more."""
+    body: object = letter.body
+    key: object = letter.key
+    headers: object = letter.headers
+    if not isinstance(body, bytes):
+        raise PublishNotAccepted(f"a body is bytes, not {type(body).__name__}")
+    if key is not None and not isinstance(key, str):
+        raise PublishNotAccepted(f"a key is a str or None, not {type(key).__name__}")
+    if headers is NO_HEADERS:
+        return NO_HEADERS
+    if not isinstance(headers, Mapping):
+        raise PublishNotAccepted(f"headers are a mapping of str to bytes, not {type(headers).__name__}")
+    own = dict(letter.headers)
+    for name, value in own.items():
+        if not isinstance(name, str) or not isinstance(value, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PublishNotAccepted(
+                f"a header is a str and bytes, not {type(name).__name__} and {type(value).__name__}"
+            )
+    return MappingProxyType(own)

@@ -1,0 +1,72 @@
+# Sourced by examples/run and tests/run, which set -euo pipefail.
+#
+# make_venv NAME makes .venv/NAME out of locks/NAME.txt, every download checked against its hash, and puts this clone
+# on its path (a .pth file, so nothing is built). Done once for each lock, Python and place of the clone: a stamp says so.
+
+make_venv() {
+    local name=$1 root venv lock stamp
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+    venv=$root/.venv/$name
+    lock=$root/locks/$name.txt
+    command -v python3 >/dev/null || venv_fail "trio-settlement needs python3, 3.11 or newer"
+    stamp=$(python3 -I - "$root" "$lock" <<'PYTHON'
+import hashlib, os, sys
+if sys.version_info < (3, 11):
+    sys.exit("trio-settlement needs Python 3.11 or newer; this python3 is %d.%d" % sys.version_info[:2])
+print(sys.argv[1], os.path.realpath(sys.executable), sys.version.split()[0])
+print(hashlib.sha256(open(sys.argv[2], "rb").read()).hexdigest())
+PYTHON
+    ) || exit 2
+    venv_is_current || (
+        mkdir -p "$root/.venv"
+        exec 9>"$root/.venv/$name.lock"
+        if command -v flock >/dev/null; then flock 9; fi # two at once: the second waits, and finds it done
+        venv_is_current || venv_build
+    ) || exit 2
+}
+
+# These three see make_venv's variables.
+
+venv_is_current() {
+    [ -x "$venv/bin/python" ] && [ "$(cat "$venv/stamp" 2>/dev/null)" = "$stamp" ]
+}
+
+venv_build() {
+    python3 -I -c 'import ensurepip, venv' 2>/dev/null || venv_install_module
+    echo "setting up .venv/$name (once) ..." >&2
+    rm -rf "$venv"
+    python3 -m venv "$venv" || venv_fail "python3 -m venv failed"
+    venv_three_times "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input \
+        --require-hashes --requirement "$lock" || venv_fail "could not install locks/$name.txt"
+    echo "$root" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/trio_settlement.pth"
+    echo "$stamp" >"$venv/stamp"
+}
+
+venv_install_module() { # Debian keeps the module venv in a package of its own
+    if [ "$(id -u)" = 0 ] && [ -f /etc/debian_version ] && command -v apt-get >/dev/null; then
+        venv_three_times venv_apt || true
+        python3 -I -c 'import ensurepip, venv' 2>/dev/null && return
+    fi
+    venv_fail "this python3 has no venv; on Debian and Ubuntu: apt-get install python3-venv"
+}
+
+venv_apt() {
+    apt-get -qq update >&2 && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install python3-venv </dev/null >&2
+}
+
+venv_three_times() {
+    local try
+    for try in 1 2 3; do
+        "$@" && return
+        if [ "$try" != 3 ]; then
+            echo "try $try of 3 failed, trying again" >&2
+            sleep $((try * 5))
+        fi
+    done
+    return 1
+}
+
+venv_fail() {
+    echo "$1" >&2
+    exit 2
+}

@@ -1,0 +1,68 @@
+"""Who keeps a message while `RetryAfter(delay)` runs: each an explicit choice of the subscription (DESIGN 6).
+
+`Copies()` is the default on AMQP and the only one that can lose a message: the original is gone before its copy is
+published, and the copy waits in this process. The others are crash-safe.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from settlement.delivery import Destination
+from settlement.outcomes import seconds
+from settlement.policy import positive
+
+__all__ = ["Copies", "Hold", "Native", "Scheduled", "Stored"]
+
+
+def _max_waiting(count: int) -> int:
+    return positive("Copies(max_waiting)", count)
+
+
+def _max_held(count: int) -> int:
+    return positive("Hold(max_held)", count)
+
+
+def _max_delay(delay: float) -> float:
+    return seconds("Hold(max_delay)", delay, zero=False)
+
+
+@attrs.frozen
+class Copies:
+    """Reject the original, wait in this process, publish a copy."""
+
+    max_waiting: int = attrs.field(default=10_000, converter=_max_waiting)
+    """How many copies may wait at once, 1 or more; the next delivery waits for room before its verb is said."""
+
+
+@attrs.frozen
+class Hold:
+    """Keep the delivery unsettled for the delay, then hand it back."""
+
+    max_held: int = attrs.field(converter=_max_held)
+    """How many deliveries may be held at once, 1 or more; the link's credit grows by as many."""
+    max_delay: float = attrs.field(default=600.0, converter=_max_delay)
+    """Seconds, above 0. A longer delay is cut to this, with a warning."""
+
+
+@attrs.frozen
+class Native:
+    """The broker itself hands the message out later."""
+
+
+@attrs.frozen
+class Scheduled:
+    """Publish a copy now, with the broker's own annotation for delayed delivery, then accept the original."""
+
+    annotation: str
+
+    def __attrs_post_init__(self) -> None:
+        if not self.annotation:
+            raise ValueError("Scheduled(annotation) must be a name of 1 character or more, not an empty one")
+
+
+@attrs.frozen
+class Stored:
+    """Store the copy as a row of a SQL queue table, from where it is forwarded when it is due."""
+
+    queue: Destination

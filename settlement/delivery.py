@@ -1,0 +1,73 @@
+"""The two values that carry a message: a `Delivery` comes in, a `Letter` goes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import attrs
+
+__all__ = ["NO_HEADERS", "Delivery", "Destination", "Letter", "name_of"]
+
+T = TypeVar("T")
+
+NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Delivery(Generic[T]):
+    """One message, handed to a handler once. It has no method that acts: the handler answers by its return value.
+
+    Compared by identity: two deliveries of one message are two deliveries.
+    """
+
+    body: bytes
+    """The bytes as the broker delivered them."""
+    message: T
+    """What `decode` made of the body; without a decoder, what the source hands out (bytes, or a row)."""
+    headers: Mapping[str, bytes]
+    """Text names to bytes (C-10.1); names are the broker's, values are not decoded."""
+    attempt: int
+    """1 on the first delivery (C-2.1)."""
+    redelivery_count: int | None
+    """How often the broker says that it delivered before; None where the broker does not count."""
+    source: str
+    """The name of the queue, table or subscription it came from."""
+    id: str
+    """The broker's name for the message, for logs: a delivery tag, a row's key, a message id."""
+    key: str | None
+    """The ordering or partition key, where there is one."""
+
+
+@runtime_checkable
+class Destination(Protocol):
+    """Where a letter may go: something with a name. A publisher of any transport is one."""
+
+    @property
+    def name(self) -> str:
+        """The address, for errors and logs; never a credential."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class Letter:
+    """What is published: a user's message, a copy, a dead letter."""
+
+    body: bytes
+    headers: Mapping[str, bytes] = NO_HEADERS
+    key: str | None = None
+    deliver_after: float | None = None
+    """Seconds that the receiving side shall wait itself (`Scheduled`, `Stored`); None: at once."""
+    original: Any = None
+    """The delivery that this is a copy of, so that a publisher of the same transport can pass on its raw form."""
+
+    @classmethod
+    def of(cls, delivery: Delivery[Any], *, deliver_after: float | None = None) -> Letter:
+        """The letter "as it arrived": body, headers and key unchanged (C-4.9)."""
+        return cls(delivery.body, delivery.headers, delivery.key, deliver_after, delivery)
+
+
+def name_of(to: str | Destination) -> str:
+    """The name under which errors and logs speak of a destination."""
+    return to if isinstance(to, str) else to.name

@@ -1,0 +1,136 @@
+"""A decision is a value: what is done before the one thing that is said to the broker, that thing, what is done after.
+
+Who carries it out (DESIGN 0.3): *before* belongs to the delivery, a task of its own walks it while lease and place
+are kept; the *verb* belongs to the link's life, the settler says it; *after* belongs to the subscription and outlives
+lives.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import attrs
+
+from settlement.delivery import Destination, Letter, name_of
+from settlement.ledger import Line
+
+__all__ = [
+    "CapReached",
+    "DelayBeyondLease",
+    "DelayIgnored",
+    "Notice",
+    "Outlived",
+    "Plan",
+    "Publish",
+    "Step",
+    "Unsaid",
+    "Wait",
+]
+
+V_co = TypeVar("V_co", covariant=True)
+
+
+@attrs.frozen
+class Wait:
+    """Let `seconds` pass. A drain cuts it short (DESIGN 4)."""
+
+    seconds: float
+
+
+@attrs.frozen
+class Publish:
+    """Publish `letter` to `to`, and go on when the broker has confirmed it."""
+
+    letter: Letter
+    to: str | Destination
+    """A name on the delivery's own broker, or a publisher of another one."""
+
+
+Step: TypeAlias = Wait | Publish
+
+
+@attrs.frozen
+class CapReached:
+    """The delivery was the last that `max_attempts` allows (C-3.5): a warning, once per delivery."""
+
+    attempt: int
+    to: str | None
+    """Where it goes; None where the broker's own policy decides."""
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} was the last one allowed; goes to {self.to or 'no dead letter of ours'}"
+
+
+@attrs.frozen
+class DelayIgnored:
+    """`RetryAfter(delay)` cannot be kept here and becomes a plain retry (S-3.5), or is cut to `kept` seconds."""
+
+    delay: float
+    why: str
+    kept: float = 0.0
+
+    def __str__(self) -> str:
+        kept = f"kept for {self.kept:g} s" if self.kept else "retried at once"
+        return f"RetryAfter({self.delay:g}) {kept}: {self.why}"
+
+
+@attrs.frozen
+class DelayBeyondLease:
+    """A delay above `max_lease` (P-2.6): an error, nacked at once instead."""
+
+    requested: float
+    lease: float
+
+    def __str__(self) -> str:
+        return f"RetryAfter({self.requested:g}) is longer than max_lease={self.lease:g}; nacked at once"
+
+
+@attrs.frozen
+class Unsaid:
+    """At most once: the outcome cannot be said, the message was let go on arrival (A-2.2, A-2.3, A-2.5)."""
+
+    outcome: str
+
+    def __str__(self) -> str:
+        return f"{self.outcome} cannot be said to a delivery that was settled on arrival (at most once)"
+
+
+@attrs.frozen
+class Outlived:
+    """The service goes on delivering well above the cap (DESIGN 6, Pub/Sub): its dead-letter policy has no effect."""
+
+    attempt: int
+    cap: int
+
+    def __str__(self) -> str:
+        return (
+            f"attempt {self.attempt} although the dead-letter policy allows {self.cap}: give the Pub/Sub service agent "
+            "roles/pubsub.publisher on the dead-letter topic and roles/pubsub.subscriber on the subscription"
+        )
+
+
+Notice: TypeAlias = CapReached | DelayIgnored | DelayBeyondLease | Unsaid | Outlived
+
+
+@attrs.frozen
+class Plan(Generic[V_co]):
+    """What one outcome means on one transport for one delivery."""
+
+    line: Line
+    """The line of the ledger that the delivery ends in, once the verb was said."""
+    verb: V_co | None
+    """The one thing that is said to the broker; None: nothing is (at most once)."""
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+    instead: V_co | None = None
+    """Said (and booked *retried*) where a drain ends before a step of `before` succeeded; set whenever `before` is."""
+    notice: Notice | None = None
+    """What a log line must say of it."""
+
+    def __str__(self) -> str:
+        said = type(self.verb).__name__ if self.verb is not None else "nothing"
+        return " → ".join([*map(_step, self.before), said, *map(_step, self.after)])
+
+
+def _step(step: Any) -> str:
+    return f"wait {step.seconds:g} s" if isinstance(step, Wait) else f"publish to {name_of(step.to)}"

@@ -1,0 +1,203 @@
+"""The decision table of `links.sql`: everything that decides the fate of a claimed row lives here.
+
+This file knows no database and no clock. The row itself is moved, put back or finished; no copy is ever published
+(S-4.8). *Counts* says whether the settling statement adds one to the attempt: it does under a row lock on a table that
+has the column; a lease and an advisory lock have counted when they took the row (S-4.1). D is the dead letter.
+
+| outcome | below the cap, or none | cap reached |
+|---|---|---|
+| `Ack` | finish | finish |
+| `Drop` | finish | finish |
+| `Retry` | put back (counts) | D is a name: move the row there; D is a publisher: publish to it, then finish |
+| `RetryAfter(d)` | due after d (counts); no retry_after column: put back (counts) | as `Retry`; d is ignored |
+| `DeadLetter` | as the cap reached | as the cap reached |
+
+A name means a group where the table has groups, else another table with the same columns (S-4.6). Where a drain ends
+before the letter was published, the row is put back instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import attrs
+
+from settlement.delivery import Delivery, Letter
+from settlement.ledger import Line
+from settlement.outcomes import Ack, Drop, Retry, RetryAfter, seconds
+from settlement.plans import CapReached, DelayIgnored, Plan, Publish
+from settlement.policy import DeadLetter, Ending, Policy, Turn
+
+__all__ = [
+    "AdvisoryLock",
+    "Claim",
+    "Delay",
+    "Facts",
+    "Finish",
+    "Lease",
+    "MoveToGroup",
+    "MoveToTable",
+    "PutBack",
+    "RowLock",
+    "Verb",
+    "check",
+    "decide",
+]
+
+
+@attrs.frozen
+class RowLock:
+    """A transaction that holds the row stays open until the delivery is settled; a crash spends no attempt (S-4.3)."""
+
+
+def _duration(duration: float) -> float:
+    return seconds("Lease(duration)", duration, zero=False)
+
+
+@attrs.frozen
+class Lease:
+    """The claim writes an expiry into the row, and a keeper renews it; a crash spends one attempt."""
+
+    duration: float = attrs.field(default=30.0, converter=_duration)
+    """Seconds, above 0. The keeper renews at a third of it."""
+
+
+@attrs.frozen
+class AdvisoryLock:
+    """The claim takes a named lock of the server; a crash spends one attempt."""
+
+    key: str
+    """A template with columns in braces, such as `"order-{customer}"`; 1 character or more."""
+
+    def __attrs_post_init__(self) -> None:
+        if not self.key:
+            raise ValueError("AdvisoryLock(key) must be a template of 1 character or more, not an empty one")
+
+
+Claim: TypeAlias = RowLock | Lease | AdvisoryLock
+
+
+@attrs.frozen
+class Finish:
+    """The row is marked as processed, or deleted where the table has no such column."""
+
+
+@attrs.frozen
+class PutBack:
+    """The row is free again, now."""
+
+    count: bool
+    """Does this statement add one to the attempt?"""
+
+
+@attrs.frozen
+class Delay:
+    """The row is free again, and not due before `seconds` have passed by the database's clock."""
+
+    seconds: float
+    count: bool
+    """Does this statement add one to the attempt?"""
+
+
+@attrs.frozen
+class MoveToGroup:
+    """The row becomes one of `group`, in the same table; its attempt stays (S-4.7)."""
+
+    group: str
+
+
+@attrs.frozen
+class MoveToTable:
+    """The row leaves this table for `table`, which has the same columns; its attempt stays (S-4.7)."""
+
+    table: str
+
+
+Verb: TypeAlias = Finish | PutBack | Delay | MoveToGroup | MoveToTable
+
+
+@attrs.frozen
+class Facts:
+    """What the source is like; the same for each of its deliveries."""
+
+    queue: str
+    """The table's name, or its group's, for errors."""
+    claim: Claim
+    has_attempt: bool
+    """Has the table an attempt column?"""
+    has_retry_after: bool
+    """Has the table a retry_after column? Without one no delay can be kept (S-3.5)."""
+    has_group: bool
+    """Has the table groups? Then a dead letter is one, else another table (S-4.6)."""
+
+    @property
+    def counts(self) -> bool:
+        """Does the settling statement count (S-4.1)?"""
+        return self.has_attempt and isinstance(self.claim, RowLock)
+
+
+def check(facts: Facts, policy: Policy) -> None:
+    """Refuse, by `ValueError`, a policy that the table cannot keep: half a cap, or one that nothing counts (S-4.4)."""
+    given = policy.dead_letter_name
+    if policy.max_attempts is None and given is not None:
+        raise ValueError(
+            f"max_attempts must be a whole number, 1 or more, not None: {facts.queue!r} has dead_letter={given!r}, "
+            "and a queue table takes both or neither"
+        )
+    if policy.max_attempts is None:
+        return
+    if given is None:
+        raise ValueError(
+            f"dead_letter must be a name or a publisher, not None: {facts.queue!r} has "
+            f"max_attempts={policy.max_attempts}, and a queue table takes both or neither"
+        )
+    if not facts.has_attempt:
+        raise ValueError(
+            f"max_attempts must be None, not {policy.max_attempts}: {facts.queue!r} has no attempt column to count in"
+        )
+
+
+_ACK: Plan[Verb] = Plan(Line.ACKED, Finish())
+_DROP: Plan[Verb] = Plan(Line.DROPPED, Finish())
+_RETRY: Plan[Verb] = Plan(Line.RETRIED, PutBack(count=False))
+_RETRY_COUNTED: Plan[Verb] = Plan(Line.RETRIED, PutBack(count=True))
+
+
+def decide(outcome: Ending, delivery: Delivery[Any], facts: Facts, policy: Policy) -> Plan[Verb]:
+    """What `outcome` means for `delivery`; pure. The policy has passed `check`."""
+    match outcome:
+        case Ack():
+            return _ACK
+        case Drop():
+            return _DROP
+        case DeadLetter():
+            return _dead_letter(delivery, facts, policy, None)
+        case Retry() | RetryAfter():
+            if policy.turn(delivery.attempt) is not Turn.BACK:
+                return _dead_letter(delivery, facts, policy, policy.max_attempts)
+            if isinstance(outcome, RetryAfter):
+                return _later(outcome.delay, facts)
+            return _RETRY_COUNTED if facts.counts else _RETRY
+
+
+def _later(delay: float, facts: Facts) -> Plan[Verb]:
+    if facts.has_retry_after:
+        return Plan(Line.DELAYED, Delay(delay, facts.counts))
+    notice = DelayIgnored(delay, f"{facts.queue!r} has no retry_after column")
+    return Plan(Line.RETRIED, PutBack(facts.counts), notice=notice)
+
+
+def _dead_letter(delivery: Delivery[Any], facts: Facts, policy: Policy, cap: int | None) -> Plan[Verb]:
+    to = policy.dead_letter
+    if to is None:
+        raise ValueError("DeadLetter() needs a policy with dead_letter")
+    notice = None if cap is None else CapReached(delivery.attempt, policy.dead_letter_name)
+    if isinstance(to, str):
+        return Plan(Line.DEAD_LETTERED, MoveToGroup(to) if facts.has_group else MoveToTable(to), notice=notice)
+    return Plan(
+        Line.DEAD_LETTERED,
+        Finish(),
+        before=(Publish(Letter.of(delivery), to),),
+        instead=PutBack(facts.counts),
+        notice=notice,
+    )

@@ -1,0 +1,513 @@
+"""links.memory in fair weather: what a queue hands out, in which order and when, and what a settlement does to it."""
+
+import math
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from links.abc import Link, Order, Received
+from links.errors import LeaseLost, NotConnected, PublishNotAccepted
+from links.memory import Delivered, Entry, MemoryBroker, MemoryQueue, Published, Returned, Said, replay
+from settlement import Ack, Copies, DeadLetter, Drop, Letter, Native, Plan, Policy, Publish, Retry, RetryAfter, Wait
+from settlement.attempts import RETRY_HEADER
+from settlement.ledger import Line
+from settlement.memory import Accept, PutBack, Reject, Verb
+
+pytestmark = pytest.mark.memory
+
+
+def nothing_lost(received: Received[bytes]) -> None:
+    raise AssertionError(f"{received} was lost")
+
+
+@asynccontextmanager
+async def attached(queue: MemoryQueue) -> AsyncGenerator[Link[bytes], None]:
+    async with queue.attach("test", nothing_lost, 5.0) as link:
+        yield link
+
+
+def order(received: Received[bytes], verb: Verb | None = None) -> Order:
+    return Order(received, Plan(Line.ACKED, Accept() if verb is None else verb))
+
+
+def orders(received: Iterable[Received[bytes]], verb: Verb | None = None) -> list[Order]:
+    return [order(each, verb) for each in received]
+
+
+def bodies(found: Iterable[Received[bytes]] | Iterable[Letter]) -> list[bytes]:
+    return [each.delivery.body if isinstance(each, Received) else each.body for each in found]
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+# --- what is handed out
+
+
+async def test_a_delivery_is_the_message_as_it_was_published() -> None:
+    """Body, headers and key arrive byte for byte, also values that are empty or no UTF-8."""
+    broker = MemoryBroker()
+    headers = {"empty": b"", "raw": b"\xff\x00\xfe", "ünï": "ö".encode()}
+    async with broker.connect(), attached(broker.queue("orders")) as link:
+        await broker.publisher("orders").publish(b"\x00body", headers, key="k")
+        (received,) = await link.receive(5)
+    delivery = received.delivery
+    assert (delivery.body, delivery.message, delivery.key) == (b"\x00body", b"\x00body", "k")
+    assert dict(delivery.headers) == headers
+    assert (delivery.attempt, delivery.redelivery_count, delivery.source, delivery.id) == (1, 0, "orders", "1")
+    assert received.expires is None
+
+
+async def test_headers_cannot_be_changed_after_publishing() -> None:
+    """What was published is a copy: neither its publisher nor a handler changes it any more."""
+    broker = MemoryBroker()
+    headers = {"a": b"1"}
+    broker.fill("q", [Letter(b"", headers)])
+    headers["a"] = b"2"
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        (received,) = await link.receive(1)
+    assert received.delivery.headers == {"a": b"1"}
+    with pytest.raises(TypeError):
+        received.delivery.headers["a"] = b"3"  # type: ignore[index]
+
+
+async def test_the_attempt_counts_header_and_deliveries() -> None:
+    """The attempt is retry header + earlier deliveries + 1; redelivery_count is the queue's count alone."""
+    broker = MemoryBroker()
+    broker.fill("q", [Letter(b"", {RETRY_HEADER: b"2"})])
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        seen = list[tuple[int, int | None]]()
+        for _ in range(3):
+            (received,) = await link.receive(1)
+            seen.append((received.delivery.attempt, received.delivery.redelivery_count))
+            await link.settle([order(received, PutBack())])
+    assert seen == [(3, 0), (4, 1), (5, 2)]
+
+
+async def test_the_retry_header_is_configurable() -> None:
+    broker = MemoryBroker(retry_header="tries")
+    broker.fill("q", [Letter(b"", {"tries": b"4", RETRY_HEADER: b"9"}), Letter(b"", {"tries": b"many"})])
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        assert [received.delivery.attempt for received in await link.receive(2)] == [5, 1]
+
+
+async def test_receive_gives_what_is_there_up_to_room() -> None:
+    """A receive hands over between 1 and `room` messages, in order, and the rest stays."""
+    broker = MemoryBroker()
+    broker.fill("q", numbered(5))
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        assert bodies(await link.receive(3)) == numbered(5)[:3]
+        assert (bodies(broker.ready("q")), broker.unsettled("q")) == (numbered(5)[3:], 3)
+        assert bodies(await link.receive(99)) == numbered(5)[3:]
+        assert (broker.ready("q"), broker.held("q")) == ([], ["1", "2", "3", "4", "5"])
+        with pytest.raises(ValueError, match="room"):
+            await link.receive(0)
+    assert broker.most_unsettled("q") == 5
+
+
+async def test_receive_waits_for_a_message() -> None:
+    broker = MemoryBroker()
+    got: list[bytes] = []
+
+    async def take(link: Link[bytes]) -> None:
+        got.extend(bodies(await link.receive(5)))
+
+    async with broker.connect(), attached(broker.queue("q")) as link, trio.open_nursery() as nursery:
+        nursery.start_soon(take, link)
+        await trio.testing.wait_all_tasks_blocked()
+        assert got == []
+        await broker.publisher("q").publish(b"late")
+    assert got == [b"late"]
+
+
+async def test_a_cancelled_receive_has_taken_nothing() -> None:
+    """Whenever a receive is cancelled, each message is either in its return value or still ready."""
+    broker = MemoryBroker(log=True)
+    taken = list[bytes]()
+
+    async def take(link: Link[bytes], scope: trio.CancelScope) -> None:
+        with scope:
+            taken.extend(bodies(await link.receive(1)))
+
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        for number in range(200):
+            scope = trio.CancelScope()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take, link, scope)
+                if number % 2:
+                    await trio.testing.wait_all_tasks_blocked()
+                broker.fill("q", [b"%d" % number])  # in the same tick as the cancel
+                scope.cancel()
+            assert len(taken) + len(broker.ready("q")) == number + 1
+            assert len(taken) == broker.unsettled("q")
+    assert 0 < len(taken) < 200
+
+
+async def test_a_stopped_link_takes_nothing_more() -> None:
+    """After `stop` a receive that waits takes nothing, also where messages come."""
+    broker = MemoryBroker()
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.receive, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            link.stop()
+            broker.fill("q", [b"x"])
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert bodies(broker.ready("q")) == [b"x"]
+
+
+async def test_two_links_share_a_queue() -> None:
+    """Links that compete get disjoint messages, and all of them together."""
+    broker = MemoryBroker(log=True)
+    got: dict[str, list[bytes]] = {"a": [], "b": []}
+
+    async def consume(name: str) -> None:
+        async with attached(broker.queue("q", limit=3)) as link:
+            while True:
+                received = await link.receive(3)
+                got[name] += bodies(received)
+                await trio.lowlevel.checkpoint()
+                await link.settle(orders(received))
+
+    broker.fill("q", numbered(100))
+    async with broker.connect(), trio.open_nursery() as nursery:
+        nursery.start_soon(consume, "a")
+        nursery.start_soon(consume, "b")
+        await broker.until_empty("q")
+        nursery.cancel_scope.cancel()
+    assert got["a"] and got["b"]  # noqa: PT018
+    assert sorted(got["a"] + got["b"]) == sorted(numbered(100))
+    assert len(replay(broker.log or []).accepted) == 100
+    assert broker.most_unsettled("q") == 3
+
+
+# --- coming back
+
+
+async def test_a_returned_message_stands_where_it_stood() -> None:
+    """Returned messages come before those that were never out, in the order in which they were published."""
+    broker = MemoryBroker()
+    broker.fill("q", numbered(6))
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        received = await link.receive(4)
+        await link.settle([order(received[each], PutBack()) for each in (3, 0, 2)])
+        assert bodies(broker.ready("q")) == [b"0", b"2", b"3", b"4", b"5"]
+        assert bodies(await link.receive(4)) == [b"0", b"2", b"3", b"4"]
+
+
+async def test_the_goodbye_gives_back_what_is_unsettled() -> None:
+    """After the link is gone nothing is in hand, and the next delivery counts the one before."""
+    broker = MemoryBroker(log=True)
+    broker.fill("q", numbered(3))
+    async with broker.connect():
+        async with attached(broker.queue("q")) as link:
+            received = await link.receive(3)
+            await link.settle([order(received[1])])
+        assert (bodies(broker.ready("q")), broker.unsettled("q")) == ([b"0", b"2"], 0)
+        async with attached(broker.queue("q")) as link:
+            again = await link.receive(3)
+            assert [(each.delivery.attempt, each.delivery.redelivery_count) for each in again] == [(2, 1), (2, 1)]
+            verdicts = await link.settle(orders(received))
+            assert [type(verdict) for verdict in verdicts] == [LeaseLost] * 3
+            assert broker.unsettled("q") == 2
+    assert replay(broker.log or []).accepted == ("2",)
+
+
+async def test_giving_back_counts_no_delivery() -> None:
+    """A delivery whose handler never started is given back as it was, also where the giver is cancelled."""
+    broker = MemoryBroker(log=True)
+    broker.fill("q", numbered(3))
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        received = await link.receive(3)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await link.give_back(received[1:])
+        assert scope.cancelled_caught
+        await link.give_back(received[1:])  # theirs no more: nothing happens
+        assert bodies(broker.ready("q")) == [b"1", b"2"]
+        assert [each.delivery.redelivery_count for each in await link.receive(3)] == [0, 0]
+    assert Returned("q", "2", "given back") in (broker.log or [])
+
+
+async def test_rejected_and_accepted_messages_are_gone() -> None:
+    broker = MemoryBroker(log=True)
+    broker.fill("q", numbered(2))
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        one, two = await link.receive(2)
+        assert await link.settle([order(one), order(two, Reject())]) == [None, None]
+    assert broker.ready("q") == []
+    assert (replay(broker.log or []).accepted, replay(broker.log or []).rejected) == (("1",), ("2",))
+    assert broker.log == [
+        Published("q", "1"),
+        Published("q", "2"),
+        Delivered("q", "1", 1),
+        Delivered("q", "2", 1),
+        Said("q", "1", Accept()),
+        Said("q", "2", Reject()),
+    ]
+
+
+async def test_a_verb_of_another_transport_is_a_bug() -> None:
+    broker = MemoryBroker()
+    broker.fill("q", [b"x"])
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        (received,) = await link.receive(1)
+        with pytest.raises(TypeError, match="is no verb"):
+            await link.settle([Order(received, Plan(Line.ACKED, "finish"))])
+
+
+# --- time
+
+
+async def test_a_delayed_message_comes_at_its_time(autojump_clock: trio.testing.MockClock) -> None:
+    """Put back with a delay, a message is not ready before that, and a receive that waits wakes at that moment."""
+    broker = MemoryBroker()
+    broker.fill("q", [b"x"])
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        for attempt in (1, 2):
+            (received,) = await link.receive(1)
+            assert received.delivery.attempt == attempt
+            await link.settle([order(received, PutBack(7200.0))])
+            assert (broker.ready("q"), bodies(broker.delayed("q")), broker.unsettled("q")) == ([], [b"x"], 0)
+        assert trio.current_time() == 7200.0
+        await trio.sleep(7200.0)
+        assert (bodies(broker.ready("q")), broker.delayed("q")) == ([b"x"], [])
+
+
+async def test_a_delay_that_comes_while_another_link_waits(autojump_clock: trio.testing.MockClock) -> None:
+    """A receive that waits without end learns of a message that another link puts back with a delay."""
+    broker = MemoryBroker()
+    broker.fill("q", [b"x"])
+    async with broker.connect(), attached(broker.queue("q")) as one, attached(broker.queue("q")) as two:
+        (received,) = await one.receive(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(two.receive, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            await one.settle([order(received, PutBack(60.0))])
+        assert trio.current_time() == 60.0
+
+
+async def test_a_delayed_letter_is_stored_and_waits(autojump_clock: trio.testing.MockClock) -> None:
+    """A letter to be delivered later does not hold up those behind it, and then stands at its place before them."""
+    broker = MemoryBroker()
+    broker.fill("q", [Letter(b"later", deliver_after=10.0), b"1", b"2"])
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        assert bodies(await link.receive(1)) == [b"1"]
+        broker.fill("q", [Letter(b"much later", deliver_after=20.0), b"3"])
+        assert bodies(broker.delayed("q")) == [b"later", b"much later"]
+        await trio.sleep(10.0)
+        assert bodies(await link.receive(2)) == [b"later", b"2"]
+        assert bodies(await link.receive(2)) == [b"3"]
+        assert bodies(await link.receive(2)) == [b"much later"]
+    assert trio.current_time() == 20.0
+
+
+async def test_a_lease_runs_out(autojump_clock: trio.testing.MockClock) -> None:
+    """What is not settled within its lease is ready for anyone, counted, and its late settlement changes nothing."""
+    broker = MemoryBroker(log=True)
+    broker.fill("q", numbered(2))
+    async with broker.connect(), attached(broker.queue("q", lease=30.0)) as one:
+        first = await one.receive(2)
+        assert [each.expires for each in first] == [30.0, 30.0]
+        await trio.sleep(29.0)
+        assert await one.settle([order(first[0])]) == [None]
+        async with attached(broker.queue("q", lease=30.0)) as two:
+            (second,) = await two.receive(1)
+            assert (trio.current_time(), second.expires) == (30.0, 60.0)
+            assert (second.delivery.body, second.delivery.attempt) == (b"1", 2)
+            (verdict,) = await one.settle([order(first[1])])
+            assert isinstance(verdict, LeaseLost)
+            assert await two.settle([order(second)]) == [None]
+    assert Returned("q", "2", "lease expired") in (broker.log or [])
+    assert replay(broker.log or []).accepted == ("1", "2")
+
+
+async def test_a_late_settlement_is_refused_where_nobody_took_over(autojump_clock: trio.testing.MockClock) -> None:
+    """At the end of its lease a delivery is nobody's, whether or not somebody has come for it."""
+    broker = MemoryBroker()
+    broker.fill("q", [b"x"])
+    async with broker.connect(), attached(broker.queue("q", lease=30.0)) as link:
+        (received,) = await link.receive(1)
+        await trio.sleep(30.0)
+        (verdict,) = await link.settle([order(received)])
+        assert isinstance(verdict, LeaseLost)
+        assert bodies(broker.ready("q")) == [b"x"]
+
+
+async def test_extending_moves_the_expiry(autojump_clock: trio.testing.MockClock) -> None:
+    """An extended lease runs a whole lease from now; what was lost before is returned, and not extended."""
+    broker = MemoryBroker()
+    broker.fill("q", numbered(2))
+    async with broker.connect(), attached(broker.queue("q", lease=30.0)) as link:
+        kept, lost = await link.receive(2)
+        await trio.sleep(20.0)
+        assert list(await link.extend([kept])) == []
+        assert (kept.expires, lost.expires) == (50.0, 30.0)
+        await trio.sleep(15.0)
+        assert list(await link.extend([kept, lost])) == [lost]
+        assert bodies(broker.ready("q")) == [b"1"]
+        for _ in range(1000):
+            await trio.sleep(20.0)
+            assert list(await link.extend([kept])) == []
+        await trio.sleep(29.5)
+        assert await link.settle([order(kept)]) == [None]
+
+
+async def test_an_old_hand_over_does_not_touch_the_new_one(autojump_clock: trio.testing.MockClock) -> None:
+    """Also on the same link a message's older hand-over can neither settle nor extend the newer one."""
+    broker = MemoryBroker()
+    broker.fill("q", [b"x"])
+    async with broker.connect(), attached(broker.queue("q", lease=10.0)) as link:
+        (old,) = await link.receive(1)
+        (new,) = await link.receive(1)
+        assert (old.delivery.id, trio.current_time()) == (new.delivery.id, 10.0)
+        await trio.sleep(1.0)
+        assert list(await link.extend([old])) == [old]
+        (verdict,) = await link.settle([order(old, Reject())])
+        assert isinstance(verdict, LeaseLost)
+        assert (new.expires, broker.unsettled("q")) == (20.0, 1)
+        assert await link.settle([order(new)]) == [None]
+
+
+async def test_leases_of_the_settled_do_not_pile_up() -> None:
+    broker = MemoryBroker()
+    async with broker.connect(), attached(broker.queue("q", lease=3600.0)) as link:
+        for _ in range(100):
+            broker.fill("q", numbered(50))
+            await link.settle(orders(await link.receive(50)))
+        assert len(broker.store("q").leases) < 500
+
+
+async def test_a_link_without_a_lease_extends_nothing() -> None:
+    broker = MemoryBroker()
+    async with broker.connect(), attached(broker.queue("q")) as link:
+        with pytest.raises(NotImplementedError):
+            await link.extend([])
+
+
+# --- publishing
+
+
+async def test_publishing_makes_the_queue() -> None:
+    """A message that nobody waits for yet is there for whom attaches later."""
+    broker = MemoryBroker()
+    async with broker.connect():
+        await broker.publisher("new").publish(b"1")
+        await broker.publisher("new").send(Letter(b"2", key="k"))
+    assert [(letter.body, letter.key) for letter in broker.ready("new")] == [(b"1", None), (b"2", "k")]
+
+
+async def test_publishing_needs_an_open_broker() -> None:
+    """Before opening and after closing a publish is `NotConnected`, and nothing is stored."""
+    broker = MemoryBroker("here")
+    with pytest.raises(NotConnected, match="here is not opened yet"):
+        await broker.publisher("q").publish(b"")
+    async with broker.connect():
+        pass
+    with pytest.raises(NotConnected, match="here is closed"):
+        await broker.publisher("q").publish(b"")
+    assert broker.ready("q") == []
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        Letter(b"", {"text": "no"}),  # type: ignore[dict-item]
+        Letter(b"", {"ok": b"", "none": None}),  # type: ignore[dict-item]
+        Letter(b"", {1: b""}),  # type: ignore[dict-item]
+        Letter(b"", [("a", b"")]),  # type: ignore[arg-type]
+        Letter(b"", None),  # type: ignore[arg-type]
+        Letter("text"),  # type: ignore[arg-type]
+        Letter(b"", key=b"bytes"),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_is_no_message_is_not_stored(letter: Letter) -> None:
+    """A body is bytes, headers are a mapping of str to bytes, a key is a str or None: else `PublishNotAccepted`."""
+    broker = MemoryBroker(log=True)
+    async with broker.connect():
+        with pytest.raises(PublishNotAccepted):
+            await broker.publisher("q").send(letter)
+    assert (broker.ready("q"), broker.log, broker.published) == ([], [], 0)
+
+
+# --- a source is plain data
+
+
+def test_sources_refuse_impossible_options() -> None:
+    """A wrong option is a `ValueError` that names it and what is legal."""
+    broker = MemoryBroker()
+    with pytest.raises(ValueError, match="name must be 1 character or more"):
+        broker.queue("")
+    with pytest.raises(ValueError, match="name must be 1 character or more"):
+        broker.publisher("")
+    for limit in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="limit must be a whole number, 1 or more"):
+            broker.queue("q", limit=limit)  # type: ignore[arg-type]
+    for lease in (0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="lease must be a finite number of seconds above 0"):
+            broker.queue("q", lease=lease)
+    with pytest.raises(ValueError, match="delays must be"):
+        broker.queue("q", delays=3.0)  # type: ignore[arg-type]
+
+
+def test_the_limit_leaves_each_handler_its_share() -> None:
+    broker = MemoryBroker()
+    assert [broker.queue("q").limit(*args) for args in ((1,), (16,), (4, 10))] == [2, 32, 80]
+    assert [broker.queue("q", limit=10).limit(*args) for args in ((1,), (16,), (4, 10))] == [10, 16, 40]
+
+
+def plans(queue: MemoryQueue, policy: Policy, received: Received[bytes]) -> Sequence[Plan[Verb]]:
+    outcomes = (Ack(), Drop(), Retry(), RetryAfter(5.0))
+    return [queue.decide(outcome, received.delivery, policy) for outcome in outcomes]
+
+
+async def test_a_source_decides_with_its_own_facts() -> None:
+    """The table of `settlement.memory` hears of the source's delays, queue and retry header."""
+    broker = MemoryBroker(retry_header="tries")
+    broker.fill("q", [b"x"])
+    native, copying = broker.queue("q"), broker.queue("q", delays=Copies(max_waiting=7))
+    async with broker.connect(), attached(native) as link:
+        (received,) = await link.receive(1)
+    assert [plan.verb for plan in plans(native, Policy(), received)] == [Accept(), Reject(), PutBack(), PutBack(5.0)]
+    copied = copying.decide(RetryAfter(5.0), received.delivery, Policy())
+    assert copied.verb == Reject()
+    match copied.after:
+        case (Wait(5.0), Publish(letter, "q")):
+            assert letter.headers == {"tries": b"1"}
+        case other:
+            pytest.fail(str(other))
+    dead = native.decide(DeadLetter(), received.delivery, Policy(dead_letter="dead"))
+    assert (dead.verb, dead.instead) == (Accept(), PutBack())
+    assert (native.copies, copying.copies) == (0, 7)
+    assert list(native.brokers()) == [broker]
+
+
+def test_constructing_needs_no_loop() -> None:
+    """Broker, source, publisher, filling and looking work outside `trio.run`, also between two runs."""
+    broker = MemoryBroker()
+    queue = broker.queue("q", delays=Native())
+    broker.fill("q", [b"x"])
+
+    async def attempts() -> list[int]:
+        async with broker.connect(), attached(queue) as link:
+            return [received.delivery.attempt for received in await link.receive(1)]
+
+    assert [trio.run(attempts), trio.run(attempts)] == [[1], [2]]
+    assert (bodies(broker.ready("q")), broker.delayed("q"), broker.unsettled("q")) == ([b"x"], [], 0)
+
+
+def test_a_log_that_cannot_be_is_found_out() -> None:
+    """A message delivered twice, said twice or out of nowhere does not replay."""
+    start: list[Entry] = [Published("q", "1"), Delivered("q", "1", 1)]
+    assert replay(start).unsettled == ("1",)
+    assert replay([*start, Said("q", "1", PutBack())]).stored == ("1",)
+    done: list[Entry] = [*start, Said("q", "1", Accept())]
+    late: list[Entry] = [Delivered("q", "1", 2), Said("q", "1", Accept()), Returned("q", "1", ""), Published("q", "1")]
+    for more in late:
+        with pytest.raises(ValueError, match="of a message that is not"):
+            replay([*done, more])
