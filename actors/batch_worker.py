@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 
 from actors.events import log
-from actors.worker import Worker, raise_rest, was_left
+from actors.worker import ACK, Worker, log_late, no_outcome, raise_rest
 from links.abc import Order, Received
 from settlement.delivery import Delivery
-from settlement.outcomes import Retry
+from settlement.outcomes import Retry, is_outcome
+from settlement.policy import Ending
 
 if TYPE_CHECKING:
     from actors.subscription import BatchSubscription
@@ -75,15 +76,19 @@ class BatchWorker(Worker):
             except BaseExceptionGroup as group:
                 raise_rest(subscription.name, deliveries[0], group)
         self.scope = None
-        if was_left(scope):
+        await self.unless_dropped(failure, deliveries[0])
+        if scope.cancel_called:
             if failure is not None:
-                log.error("%s: a batch failed while it was cancelled", subscription.name, exc_info=failure)
+                log_late(subscription.name, deliveries[0], failure)
             for received, _ in elements:
                 self._hand.leave(received)
             return
         results: Sequence[object] = self._each(result, len(elements)) if failure is None else ()
         for index, (received, delivery) in enumerate(elements):
-            ending = self._answer(delivery, failure) if failure is not None else self._ending(delivery, results[index])
+            each = failure
+            if each is None and not (results[index] is None or is_outcome(results[index])):
+                each = no_outcome(results[index])
+            ending = cast("Ending", results[index] or ACK) if each is None else self._answer(delivery, each)
             await self._order(received, ending, orders)
 
     def _each(self, result: object, count: int) -> Sequence[object]:

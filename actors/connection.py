@@ -16,7 +16,7 @@ from actors.drain import Drain
 from actors.events import Tell
 from actors.startup import StartUp
 from actors.supervisor import Supervisor
-from links.abc import Broker, beside
+from links.abc import Broker, alone, beside, raise_bare
 from links.errors import LinkError, LinkRefused
 
 __all__ = ["Connection", "connected"]
@@ -38,23 +38,23 @@ class Connection:
 
         Raises `LinkGaveUp`, and bugs. A cancellation from outside is not heard before `finish`.
         """
-        name = self.broker.name
+        broker = self.broker
 
         async def life(attached: Callable[[], None]) -> None:
             def started() -> None:
                 attached()
-                startup.attached(name)
+                startup.attached(broker)
 
-            await self.broker.run(self._drain.goodbye, task_status=_Started(started))
+            await broker.run(self._drain.goodbye, task_status=_Started(started))
 
         async def failed(error: LinkError) -> None:
             if not startup.gate.is_set():
                 for dependent in self._dependents:
                     startup.failed(dependent)
                 if isinstance(error, LinkRefused):
-                    startup.refused(name, error)
+                    startup.refused(broker, error)
                     await trio.sleep_forever()  # the start-up raises it, when everybody was heard
-                startup.failed(name)
+                startup.failed(broker)
 
         async def pause(delay: float) -> bool:
             if not await self._drain.unless_requested(delay):
@@ -91,17 +91,20 @@ async def connected(broker: Broker, *, goodbye: float = 5.0) -> AsyncGenerator[N
     the connection is closed within `goodbye`.
     """
     connection = Connection(broker, Drain(0.0, goodbye), Tell(()))
-    startup = StartUp([broker.name])
+    startup = StartUp([broker])
 
     async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.run, startup, lambda: True)
-            try:
-                await startup.complete()
-                task_status.started()
-                await trio.sleep_forever()
-            finally:
-                connection.finish(trio.current_time() + goodbye)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.run, startup, lambda: True)
+                try:
+                    await startup.complete()
+                    task_status.started()
+                    await trio.sleep_forever()
+                finally:
+                    connection.finish(trio.current_time() + goodbye)
+        except BaseExceptionGroup as group:
+            raise_bare(alone(group))
 
     with broker.opened():
         async with beside(run):

@@ -71,8 +71,11 @@ class Copies:
 
     def owe(self, owed: Owed) -> None:
         """Take a copy over, into room that was reserved; never waits."""
-        self._waiting.add(owed)
         self._books.owed()
+        if self._finished.is_set():  # the life's own end took longer than the goodbye
+            self._lose(1)
+            return
+        self._waiting.add(owed)
         self._owed.send_nowait(owed)
 
     def close(self) -> None:
@@ -118,12 +121,15 @@ class Copies:
             if self._waiting:
                 lost = len(self._waiting)
                 self._waiting.clear()
-                log.error("%s: %d copies are lost: the goodbye ended first", self._books.subscription, lost)
-                self._books.lost(lost)
+                self._lose(lost)
+
+    def _lose(self, count: int) -> None:
+        log.error("%s: %d copies are lost: the goodbye ended first", self._books.subscription, count)
+        self._books.lost(count)
 
     async def _end_of_grace(self) -> None:
         await self._drain.grace_over.wait()
-        self.finish(trio.current_time() + self._drain.goodbye)
+        self.hurry()
 
     async def _time(self, due: trio.MemorySendChannel[_Copy]) -> None:
         while self._open or self._waiting:

@@ -75,7 +75,7 @@ class LeaseKeeper:
         if self._lease is None:
             return
         third = self._lease / 3
-        due = math.inf
+        due = trio.current_time() + third  # deliveries may be here before this task has its first turn
         while True:
             if not self._held:
                 self._parked = trio.Event()

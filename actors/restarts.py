@@ -58,6 +58,14 @@ class Restarts:
         """A life has attached."""
         self._failures = 0
 
+    def lived(self, now: float) -> None:
+        """A life that had attached ended in a way that does not count: with its connection."""
+        self._last_attached = now
+
+    def excused(self, seconds: float) -> None:
+        """For so long nothing could be attempted: there was no connection."""
+        self._last_attached += seconds
+
     def broke(self, now: float, *, had_attached: bool, dice: float) -> Decision:
         """A life ended in bad weather."""
         if had_attached:

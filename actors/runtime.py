@@ -51,12 +51,19 @@ class Runtime:
             self._seats[subscription.name] = Seat(subscription, self._drain, self._tell)
         self._ran = False
         self._finished = trio.Event()
+        self.block: trio.CancelScope | None = None
+        """Of a block that shall not hear `finished` when the run failed."""
 
     def drain(self) -> None:
         """Begin a graceful stop: nothing more is taken, what is in hand is finished within `grace`. Idempotent."""
         if not self._drain.requested.is_set():
             self._drain.requested.set()
             self._tell(DrainBegan())
+
+    @property
+    def draining(self) -> bool:
+        """Was `drain` called?"""
+        return self._drain.requested.is_set()
 
     async def finished(self) -> None:
         """Wait until `run` has ended, well or not. Cancellation: nothing was done."""
@@ -81,17 +88,21 @@ class Runtime:
             raise RuntimeError("a Runtime runs once: make another")
         self._ran = True
         startup: StartUp | None = None
+        failed = True
         try:
             with contextlib.ExitStack() as opened:
                 connections = self._connections()
                 for connection in connections:
                     opened.enter_context(connection.broker.opened())
-                startup = StartUp([*self._seats, *(connection.broker.name for connection in connections)])
+                startup = StartUp([*self._seats, *(connection.broker for connection in connections)])
                 await self._run(connections, startup, task_status)
+            failed = False
         except BaseExceptionGroup as group:
             started = startup is not None and startup.gate.is_set()
             raise_bare(flat(group, bare=not started))
         finally:
+            if failed and self.block is not None:
+                self.block.cancel()
             self._finished.set()
 
     async def _run(self, connections: list[Connection], startup: StartUp, task_status: trio.TaskStatus[None]) -> None:
@@ -174,6 +185,7 @@ async def open_runtime(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)
+            runtime.block = nursery.cancel_scope
             yield runtime
             runtime.drain()
     except BaseExceptionGroup as group:

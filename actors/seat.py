@@ -82,7 +82,6 @@ class Seat:
                 attached()
                 startup.attached(name)
 
-            await broker.until_up()
             self._life = Life(self)
             try:
                 await self._life.run(attached_now, startup.gate)
@@ -106,7 +105,9 @@ class Seat:
             self._links.cancel()
 
     def stop(self) -> None:
-        """Grace and goodbye are over: the life ends now, the copies get their goodbye."""
+        """Grace and goodbye are over: the life ends now. Copies that it leaves behind get the goodbye of the exits."""
+        now = trio.current_time()
+        self.copies.finish(now if self._life is None else now + self.drain.goodbye)
         self._links.cancel()
 
     @property

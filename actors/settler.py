@@ -1,8 +1,9 @@
 """Says the verbs of one life.
 
 Owns nothing: what is with the link stands in the hand. Hears orders from workers and before-steps; takes one and then
-all that is ready. Tells the hand what was said, and hands owed copies over. Cancelled while a settlement is on the
-wire, its orders stay *with the link*, and the life books them as unknown.
+all that is ready. At concurrency 1 there is nothing to take together, and the worker says its verb by a plain call.
+Tells the hand what was said, and hands owed copies over. Cancelled while a settlement is on the wire, its orders stay
+*with the link*, and the life books them as unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Settler"]
 
 
 class Settler:
-    """One per life. Where a link settles alone, workers call `say` themselves and `run` has nothing to hear."""
+    """One per life. Where a link settles alone, and at concurrency 1, workers call `say` themselves."""
 
     def __init__(self, subscription: str, link: Link[Any], hand: Hand, rest: Line) -> None:
         self._subscription = subscription
@@ -44,6 +45,8 @@ class Settler:
 
     async def say(self, orders: Sequence[Order]) -> None:
         """Say these, book the verdicts, return the places. Raises and is cancelled as `run`."""
+        # where everything around is cancelled nothing is said, whatever the handlers answered (DESIGN 3.5)
+        await trio.lowlevel.checkpoint_if_cancelled()
         hand = self._hand
         spoken: list[Order] = []
         lines: dict[Line, list[Received[Any]]] = {}

@@ -6,7 +6,7 @@ was refused, once everybody has attached, been refused, or failed its first atte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import trio
 
@@ -16,32 +16,32 @@ __all__ = ["StartUp"]
 
 
 class StartUp:
-    """One per runtime."""
+    """One per runtime. Who is tried: a subscription by its name, a broker by itself (their names may be the same)."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, tried: Iterable[Hashable]) -> None:
         self.gate = trio.Event()
         """Set when all are attached: deliveries may be taken, a refusal is weather from now on."""
-        self._unheard = set(names)
+        self._unheard = set(tried)
         self._unattached = set(self._unheard)
-        self._refusals: dict[str, LinkRefused] = {}
+        self._refusals: dict[Hashable, LinkRefused] = {}
         self._changed = trio.Event()
 
-    def attached(self, name: str) -> None:
+    def attached(self, who: Hashable) -> None:
         """A link was attached, or a connection made."""
-        self._unattached.discard(name)
-        self._heard(name)
+        self._unattached.discard(who)
+        self._heard(who)
 
-    def refused(self, name: str, error: LinkRefused) -> None:
+    def refused(self, who: Hashable, error: LinkRefused) -> None:
         """They said no."""
-        self._refusals.setdefault(name, error)
-        self._heard(name)
+        self._refusals.setdefault(who, error)
+        self._heard(who)
 
-    def failed(self, name: str) -> None:
+    def failed(self, who: Hashable) -> None:
         """The first attempt failed, or cannot be made for want of a connection; others follow."""
-        self._heard(name)
+        self._heard(who)
 
-    def _heard(self, name: str) -> None:
-        self._unheard.discard(name)
+    def _heard(self, who: Hashable) -> None:
+        self._unheard.discard(who)
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 

@@ -45,8 +45,9 @@ class Supervisor:
         """Run lives until one returns, `pause` says that no other shall follow, or it is enough.
 
         `life(attached)` calls `attached` when it has. `failed(error)` hears each break before anything is decided, and
-        may raise or stay. `pause(delay)` waits, False means: no further life. `reconnected()` waits for the
-        connection's next life; given for links, whose supervisor does not count a `ConnectionBroken`.
+        may raise or stay. `pause(delay)` waits, False means: no further life. `reconnected()` waits for a life of
+        the connection, which spends no patience; given for links, whose supervisor does not count a
+        `ConnectionBroken`.
 
         Raises `LinkGaveUp` from the last break; everything that is no weather as it is.
         """
@@ -58,7 +59,10 @@ class Supervisor:
             self._tell(Attached(self.name))
 
         while True:
-            self.attached = False
+            if reconnected is not None:
+                before = trio.current_time()
+                await reconnected()
+                history.excused(trio.current_time() - before)
             try:
                 await life(attached)
                 return
@@ -66,10 +70,13 @@ class Supervisor:
                 broken: LinkError = error
             except BaseExceptionGroup as group:
                 broken = _weather(group)
-            had_attached, self.attached = self.attached, False
+            finally:
+                had_attached, self.attached = self.attached, False
             await failed(broken)
             if reconnected is not None and isinstance(broken, ConnectionBroken):
                 delay = None
+                if had_attached:
+                    history.lived(trio.current_time())
             else:
                 decision = history.broke(trio.current_time(), had_attached=had_attached, dice=random.random())  # noqa: S311
                 if isinstance(decision, GiveUp):
@@ -86,8 +93,6 @@ class Supervisor:
             # a link whose connection is gone still pauses a little, so that it cannot spin while the broker is leaving
             if not await pause(0.01 if delay is None else delay):
                 return
-            if reconnected is not None:
-                await reconnected()
             self.restarts += 1
 
 

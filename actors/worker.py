@@ -8,8 +8,7 @@ left unsettled, and the life books it.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-_ACK = Ack()
+ACK = Ack()
 
 
 class Worker:
@@ -92,17 +91,6 @@ class Worker:
         log.error("%s: delivery %s %s, answered %s", name, delivery.id, what, answer, exc_info=error)
         return answer
 
-    def _ending(self, delivery: Delivery[Any], result: object) -> Ending:
-        """What a handler's return value means. Raises `HandlerFailed`."""
-        if result is None:
-            return _ACK
-        if is_outcome(result):
-            return result  # type: ignore[return-value]  # is_outcome looked
-        return self._answer(
-            delivery,
-            TypeError(f"a handler must return Ack, Retry, RetryAfter, Drop or None, not {result!r}"),
-        )
-
     async def _order(self, received: Received[Any], ending: Ending, orders: trio.MemorySendChannel[Order]) -> None:
         """Have the ending decided and carried out; at concurrency 1, until its place is free or its wait has begun."""
         life, keeper = self._life, self._keeper
@@ -121,22 +109,29 @@ class Worker:
             self._hand.free(received)
             return
         order = Order(received, plan)
-        if life.link_settles is Settles.ALONE:
+        if self._serial or life.link_settles is Settles.ALONE:
             await life.settler.say([order])
-            return
-        orders.send_nowait(order)
-        if self._serial:
-            await self._hand.freed(received)
+        else:
+            orders.send_nowait(order)
 
     async def _reserved(self, received: Received[Any]) -> bool:
         """Take room among the copies, in the delivery's scope: the end of grace leaves it unsettled (DESIGN 3.7)."""
         with self._delivery_scope([received]) as scope:
             await self._hand.reserve(received)
-        if was_left(scope):
+        if scope.cancel_called:
             self._hand.release(received)
             self._hand.leave(received)
             return False
         return True
+
+    async def unless_dropped(self, failure: Exception | None, delivery: Delivery[Any]) -> None:
+        """Go on, unless everything around is cancelled: a handler that swallowed `Cancelled` settles nothing (3.5)."""
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except trio.Cancelled:
+            if failure is not None:
+                log_late(self._subscription.name, delivery, failure)
+            raise
 
     def _delivery_scope(self, batch: list[Received[Any]]) -> trio.CancelScope:
         """A scope that the end of grace and the keeper may cancel. `self.scope` stays set until the next one."""
@@ -193,26 +188,32 @@ class SingleWorker(Worker):
             except BaseExceptionGroup as group:
                 raise_rest(subscription.name, delivery, group)
         self.scope = None
-        if was_left(scope):
+        if failure is None and result is not None and not is_outcome(result):
+            failure = no_outcome(result)
+        await self.unless_dropped(failure, delivery)
+        if scope.cancel_called:
             if failure is not None:
-                log.error(
-                    "%s: delivery %s failed while it was cancelled", subscription.name, delivery.id, exc_info=failure
-                )
+                log_late(subscription.name, delivery, failure)
             self._hand.leave(received)
             return
-        ending = self._ending(delivery, result) if failure is None else self._answer(delivery, failure)
+        ending = cast("Ending", result or ACK) if failure is None else self._answer(delivery, failure)
         await self._order(received, ending, orders)
 
 
-def was_left(scope: trio.CancelScope) -> bool:
-    """Was a handler cancelled, whatever it answered? One that swallowed `Cancelled` settles nothing (DESIGN 3.5)."""
-    return scope.cancel_called or trio.current_effective_deadline() == -math.inf
+def no_outcome(result: object) -> TypeError:
+    """A handler's mistake, answered like an exception."""
+    return TypeError(f"a handler must return Ack, Retry, RetryAfter, Drop or None, not {result!r}")
+
+
+def log_late(subscription: str, delivery: Delivery[Any], error: BaseException) -> None:
+    """A handler failed although it was cancelled: that is no failure that a policy answers, and no secret either."""
+    log.error("%s: delivery %s failed while it was cancelled", subscription, delivery.id, exc_info=error)
 
 
 def raise_rest(subscription: str, delivery: Delivery[Any], group: BaseExceptionGroup[BaseException]) -> None:
     """A handler failed *while* it was cancelled: log its error, raise the rest of the group (never empty)."""
     errors, rest = group.split(Exception)
     if errors is not None:
-        log.error("%s: delivery %s failed while it was cancelled", subscription, delivery.id, exc_info=errors)
+        log_late(subscription, delivery, errors)
     assert rest is not None  # noqa: S101 -- a group of exceptions alone would be an Exception
     raise rest

@@ -33,7 +33,7 @@ class Settles(Enum):
     """How a link wants its verbs said."""
 
     TOGETHER = "together"
-    """One caller says all that is ready at once (AMQP, SQL lease, Pub/Sub)."""
+    """Verbs that are ready at once are said by one call (AMQP, SQL lease, Pub/Sub)."""
     ALONE = "alone"
     """Each delivery has a connection of its own; its worker says its verb (SQL row lock, advisory lock)."""
 
@@ -85,6 +85,8 @@ class Link(ABC, Generic[R]):
     @abstractmethod
     async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
         """Say the verb of each order, in this order, and give one verdict per order.
+
+        Two calls may be under way at once, for different deliveries.
 
         Raises `LinkBroken` or `ConnectionBroken` only where the life is over; then every order is unknown.
 
@@ -156,7 +158,8 @@ class Publisher(ABC):
         """Publish a message; returns when the broker has confirmed it.
 
         In weather it waits for the connection's next life: bound it with a scope of your own. Raises `NotConnected`
-        before the broker is opened and after it was closed, `PublishNotAccepted` where the broker does not take the
+        before the broker is opened and after it was closed, `RuntimeError` in another `trio.run` than the one it is
+        open in (from a thread: `trio.from_thread.run(publisher.publish, …)`), `PublishNotAccepted` where the broker does not take the
         message, `LinkBroken` where the connection broke while the message was on the wire (it may or may not have
         arrived, and is never sent again by itself).
 
@@ -188,6 +191,8 @@ class Broker(ABC):
         self.name = name
         self.presence = Presence.NEW
         self._changed = trio.Event()
+        self._home: trio.lowlevel.TrioToken | None = None
+        """The `trio.run` that it is open in."""
 
     @abstractmethod
     async def run(self, goodbye: float = 5.0, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -218,6 +223,7 @@ class Broker(ABC):
         """Somebody keeps this broker open for the block. Raises `RuntimeError` where somebody already does."""
         if self.is_open:
             raise RuntimeError(f"{self.name} is open already: share that connection, or make a second broker")
+        self._home = trio.lowlevel.current_trio_token()
         self._become(Presence.DOWN)
         try:
             yield
@@ -239,10 +245,15 @@ class Broker(ABC):
         return self.presence in (Presence.DOWN, Presence.UP)
 
     async def until_up(self) -> None:
-        """Wait for a connection. Raises `NotConnected` where nobody keeps this broker open. Does not yield if up.
+        """Wait for a connection. Does not yield if up.
+
+        Raises `NotConnected` where nobody keeps this broker open, and `RuntimeError` in another `trio.run` than the one
+        it is open in: a thread comes in by `trio.from_thread.run` (K-13).
 
         Cancellation: nothing was done.
         """
+        if self.is_open and self._home is not trio.lowlevel.current_trio_token():
+            raise RuntimeError(f"{self.name} is open in another trio.run: come in by trio.from_thread.run")
         while self.presence is not Presence.UP:
             if not self.is_open:
                 raise NotConnected(

@@ -68,6 +68,9 @@ __all__ = [
 class Accepted:
     """The message leaves the queue (A-1.1)."""
 
+    def __str__(self) -> str:
+        return "accepted"
+
 
 @attrs.frozen
 class Modified:
@@ -79,10 +82,16 @@ class Modified:
     deliver_after: float | None = None
     """Seconds from now, for the annotation `x-opt-delivery-time` (`Native`); None: no annotation."""
 
+    def __str__(self) -> str:
+        return "modified" if self.deliver_after is None else f"modified, due in {self.deliver_after:g} s"
+
 
 @attrs.frozen
 class Rejected:
     """The message leaves the queue, into the broker's own dead letter if that has one; no error condition (A-1.6)."""
+
+    def __str__(self) -> str:
+        return "rejected"
 
 
 Verb: TypeAlias = Accepted | Modified | Rejected

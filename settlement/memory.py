@@ -33,6 +33,9 @@ __all__ = ["Accept", "Delays", "Facts", "PutBack", "Reject", "Verb", "decide"]
 class Accept:
     """The message leaves the queue."""
 
+    def __str__(self) -> str:
+        return "accept"
+
 
 @attrs.frozen
 class PutBack:
@@ -40,10 +43,16 @@ class PutBack:
 
     delay: float = 0.0
 
+    def __str__(self) -> str:
+        return f"put back in {self.delay:g} s" if self.delay else "put back"
+
 
 @attrs.frozen
 class Reject:
     """The message leaves the queue; the log says that it was rejected."""
+
+    def __str__(self) -> str:
+        return "reject"
 
 
 Verb: TypeAlias = Accept | PutBack | Reject

@@ -128,7 +128,8 @@ class Plan(Generic[V_co]):
     """What a log line must say of it."""
 
     def __str__(self) -> str:
-        said = type(self.verb).__name__ if self.verb is not None else "nothing"
+        """The plan in words, as README's table has it."""
+        said = "nothing said" if self.verb is None else str(self.verb)
         return " → ".join([*map(_step, self.before), said, *map(_step, self.after)])
 
 

@@ -38,10 +38,16 @@ CAP_RANGE = range(5, 101)
 class Acknowledge:
     """The message leaves the subscription."""
 
+    def __str__(self) -> str:
+        return "acknowledged"
+
 
 @attrs.frozen
 class Nack:
     """The message comes again after the retry policy's wait, or goes to the dead-letter topic at the cap."""
+
+    def __str__(self) -> str:
+        return "nacked"
 
 
 Verb: TypeAlias = Acknowledge | Nack

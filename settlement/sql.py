@@ -81,6 +81,9 @@ Claim: TypeAlias = RowLock | Lease | AdvisoryLock
 class Finish:
     """The row is marked as processed, or deleted where the table has no such column."""
 
+    def __str__(self) -> str:
+        return "finish"
+
 
 @attrs.frozen
 class PutBack:
@@ -88,6 +91,9 @@ class PutBack:
 
     count: bool
     """Does this statement add one to the attempt?"""
+
+    def __str__(self) -> str:
+        return "put back, attempt + 1" if self.count else "put back"
 
 
 @attrs.frozen
@@ -98,6 +104,9 @@ class Delay:
     count: bool
     """Does this statement add one to the attempt?"""
 
+    def __str__(self) -> str:
+        return f"due in {self.seconds:g} s" + (", attempt + 1" if self.count else "")
+
 
 @attrs.frozen
 class MoveToGroup:
@@ -105,12 +114,18 @@ class MoveToGroup:
 
     group: str
 
+    def __str__(self) -> str:
+        return f"move to group {self.group}"
+
 
 @attrs.frozen
 class MoveToTable:
     """The row leaves this table for `table`, which has the same columns; its attempt stays (S-4.7)."""
 
     table: str
+
+    def __str__(self) -> str:
+        return f"move to table {self.table}"
 
 
 Verb: TypeAlias = Finish | PutBack | Delay | MoveToGroup | MoveToTable

@@ -166,15 +166,16 @@ class Store:
     # --- time
 
     def tick(self) -> None:
-        """Let happen what is due by now. Outside `trio.run` there is no now: nothing happens."""
+        """Let happen what is due by now. Outside `trio.run` there is no now: nothing happens.
+
+        Nobody need be woken: who waits for this wakes by itself at `next_time`.
+        """
         if not (self.delayed or self.leases) or not trio.lowlevel.in_trio_run():
             return
         now = trio.current_time()
-        happened = False
         while self.delayed and self.delayed[0][0] <= now:
             _, number, message = heappop(self.delayed)
             heappush(self.returned, (number, message))
-            happened = True
         while self.leases and self.leases[0][0] <= now:
             _, serial, received, link = heappop(self.leases)
             if received not in link.unsettled or received.expires is None:
@@ -183,9 +184,6 @@ class Store:
                 heappush(self.leases, (received.expires, serial, received, link))
             else:
                 self.let_go(link.release(received), "lease expired")
-                happened = True
-        if happened:
-            self.wake()
 
     def next_time(self) -> float:
         """When `tick` has something to do again, at the earliest."""

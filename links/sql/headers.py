@@ -9,7 +9,7 @@ from typing import Any
 
 from settlement.delivery import NO_HEADERS
 
-__all__ = ["dump", "dump_row", "load"]
+__all__ = ["dump", "dump_row", "load", "load_row"]
 
 
 def _value(value: bytes) -> str | dict[str, str]:
@@ -34,6 +34,13 @@ def _bytes(value: Any) -> bytes:
             return json.dumps(value).encode()
 
 
+def _object(what: str, text: str | bytes) -> dict[str, Any]:
+    loaded: Any = json.loads(text)
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{what} must be a JSON object, not {type(loaded).__name__}")
+    return loaded  # pyright: ignore[reportUnknownVariableType] -- names of a JSON object are texts
+
+
 def load(column: str | bytes | None) -> Mapping[str, bytes]:
     """The headers in a column; NULL or an empty text is none. Any other JSON value of a name is kept as JSON text.
 
@@ -41,10 +48,7 @@ def load(column: str | bytes | None) -> Mapping[str, bytes]:
     """
     if not column:
         return NO_HEADERS
-    loaded: object = json.loads(column)
-    if not isinstance(loaded, dict):
-        raise ValueError(f"headers must be a JSON object, not {type(loaded).__name__}")
-    return {str(name): _bytes(value) for name, value in loaded.items()}
+    return {name: _bytes(value) for name, value in _object("headers", column).items()}
 
 
 def _plain(value: object) -> object:
@@ -56,3 +60,18 @@ def _plain(value: object) -> object:
 def dump_row(row: Mapping[str, Any]) -> bytes:
     """The body of a delivery in row mode: the row as a JSON object."""
     return json.dumps(row, default=_plain).encode()
+
+
+def load_row(body: bytes) -> dict[str, Any]:
+    """A row out of such a body. Raises `ValueError` where it is no JSON object of plain values."""
+    return {column: _cell(column, value) for column, value in _object("the body", body).items()}
+
+
+def _cell(column: str, value: Any) -> Any:
+    match value:
+        case None | int() | float() | str():
+            return value
+        case {"base64": str()}:
+            return _bytes(value)
+        case _:
+            raise ValueError(f"column {column!r} cannot hold {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""The thread's side of SQLite: one connection, and one transaction for all jobs of a hop.
+"""The thread's side of SQLite: one connection, and one transaction for all the jobs of a hop.
 
 Everything here runs in a worker thread, one call at a time. BEGIN is always IMMEDIATE: a transaction that reads first
 and writes later fails at once where somebody else wrote in between (lab/SQL.md 4).
@@ -6,25 +6,147 @@ and writes later fails at once where somebody else wrote in between (lab/SQL.md 
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from links.errors import LinkRefused
+from links.sql import sqlite_times
+from links.sql.sqlite_codes import BINDING, is_busy, is_fatal, primary_code
 from links.sql.sqlite_jobs import Job
-from links.sql.sqlite_times import now
+from links.sql.sqlite_lease import text
 
-__all__ = ["Busy", "BadText", "Connection", "Fatal"]
+__all__ = ["Busy", "Connection", "Fatal"]
 
-_BUSY_TIMEOUT = 0.1
-"""Seconds that a thread waits for another process; then trio waits."""
+_BUSY_TIMEOUT = 0.05
+"""Seconds that the thread itself waits for another process; then trio does, where it can be cancelled."""
 
-_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_FATAL = (
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_NOTADB,
-    sqlite3.SQLITE_READONLY,
-)
+
+class Busy(Exception):
+    """Another connection holds the lock; nothing was changed."""
+
+
+class Fatal(Exception):
+    """The file or its disk failed: this connection is of no more use."""
+
+
+class Connection:
+    """One connection. `synchronous`: NORMAL may forget the last commits at a power cut, FULL does not."""
+
+    def __init__(self, path: Path, name: str, synchronous: Literal["NORMAL", "FULL"]) -> None:
+        self._path, self._name, self._synchronous = path, name, synchronous
+        self._connection: sqlite3.Connection | None = None
+
+    @property
+    def _open(self) -> sqlite3.Connection:
+        assert self._connection is not None, "opened before it is used"  # noqa: S101 -- an invariant of ours
+        return self._connection
+
+    def open(self) -> None:
+        """Open the file, which must exist. Raises `LinkRefused`; `Busy` where another connection holds it."""
+        try:
+            folder = stat.S_ISDIR(self._path.stat().st_mode)
+        except OSError as error:
+            raise LinkRefused(
+                f"{self._name}: {error.strerror}; create the database and its tables first, where this user may read it"
+            ) from error
+        if folder:
+            raise LinkRefused(f"{self._name}: this is a folder; name the database file")
+        try:
+            connection = sqlite3.connect(
+                f"{self._path.as_uri()}?mode=rw",
+                uri=True,
+                timeout=_BUSY_TIMEOUT,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+            )
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+        try:
+            connection.text_factory = text
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                if mode != "wal":
+                    raise LinkRefused(f"{self._name}: the file cannot be put into WAL mode, it stays in {mode}")
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            connection.close()
+            if is_busy(error):
+                raise Busy from None
+            raise self._refused(error) from error
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def _refused(self, error: sqlite3.Error) -> LinkRefused:
+        match primary_code(error):
+            case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
+                way_out = "it is no SQLite database, or a damaged one; restore it from a backup"
+            case sqlite3.SQLITE_READONLY:
+                way_out = "it cannot be written; give this user the right to write file and folder"
+            case _:
+                way_out = "give this user the right to read and write file and folder"
+        return LinkRefused(f"{self._name}: {error}; {way_out}")
+
+    def transact(self, jobs: Sequence[Job]) -> None:
+        """Carry out all jobs in one transaction; where one of them ends it for all, each part in one of its own.
+
+        Raises `Busy` (nothing was changed, call again) and `Fatal` (a job that was not done may have been).
+        """
+        try:
+            self._together(jobs)
+        except BINDING as error:
+            parts = [part for job in jobs for part in job.parts()]
+            if len(parts) == 1:
+                jobs[0].fail(error)
+                return
+            for part in parts:
+                self._alone(part)
+
+    def _alone(self, part: Job) -> None:
+        try:
+            self._together([part])
+        except Busy:
+            part.fail(TimeoutError("another process holds the lock of the file"))
+        except BINDING as error:
+            part.fail(error)
+
+    def _together(self, jobs: Sequence[Job]) -> None:
+        connection = self._open
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            now = sqlite_times.now()
+            for job in jobs:
+                job.error = None
+                job.run(connection, now)
+            connection.execute("COMMIT")
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            if is_busy(error):
+                raise Busy from None
+            if is_fatal(error):
+                raise Fatal(str(error)) from error
+            raise
+
+    def interrupt(self) -> None:
+        """End the statement that runs, from another thread."""
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):  # closed meanwhile
+                self._connection.interrupt()
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()

@@ -28,8 +28,15 @@ class Column:
     nullable: bool
     computed: bool
     """GENERATED ALWAYS: it cannot be inserted."""
+    filled: bool
+    """Has it a default, or is it INTEGER PRIMARY KEY? Then it may be left out of an insert and is not NULL."""
     rowid: bool
-    """INTEGER PRIMARY KEY: SQLite gives a value where none is inserted."""
+    """INTEGER PRIMARY KEY: SQLite gives it a value."""
+
+    @property
+    def textual(self) -> bool:
+        """Does SQLite hold texts in it?"""
+        return any(word in self.type for word in ("CHAR", "CLOB", "TEXT"))
 
 
 @attrs.frozen
@@ -65,14 +72,16 @@ class Schema:
 
 
 def _schema_and_name(name: str) -> tuple[str, str]:
-    parts = split(name)
-    return (parts[0], parts[1]) if len(parts) > 1 else ("main", parts[0])
+    *schema, table = split(name)
+    return schema[0] if schema else "main", table
 
 
 def read_schema(connection: sqlite3.Connection, name: str) -> Schema | None:
     """The columns of this table; None where there is no such table (a view is none)."""
     schema, table = _schema_and_name(name)
-    if schema.lower() not in {row[1].lower() for row in connection.execute("PRAGMA database_list")}:
+    if schema.lower() not in {
+        str(each).lower() for _, each, _ in connection.execute("PRAGMA database_list").fetchall()
+    }:
         return None
     found = connection.execute(
         f"SELECT 1 FROM {quote(schema)}.sqlite_master WHERE type = 'table' AND lower(name) = lower(?)",  # noqa: S608
@@ -87,7 +96,13 @@ def read_schema(connection: sqlite3.Connection, name: str) -> Schema | None:
         kind = declared.strip().upper()
         rowid = keys == 1 and bool(key) and kind == "INTEGER"
         columns[column.lower()] = Column(
-            column, kind, bool(notnull) and default is None, not notnull and not rowid, hidden in (2, 3), rowid
+            name=column,
+            type=kind,
+            required=bool(notnull) and default is None and not rowid,
+            nullable=not notnull and not rowid,
+            computed=hidden in (2, 3),
+            filled=default is not None or rowid,
+            rowid=rowid,
         )
     return Schema(columns)
 
@@ -139,13 +154,15 @@ def inspect(connection: sqlite3.Connection, table: Table[Any], subscription: str
     return schema
 
 
+_BOUND = ("id", "token", "attempt", "now", "due", "finished", "expiry", "group", "room", "to")
+_EVENTS = ("claim", "finish", "release", "give_back", "delay", "regroup", "extend", "delete")
+
+
 def _prepare(connection: sqlite3.Connection, table: Table[Any], schema: Schema, where: str) -> None:
     """Prepare every statement once (S-12.3)."""
     texts = schema.statements(table)
-    values = dict.fromkeys(
-        ("id", "token", "attempt", "now", "due", "finished", "expiry", "group", "room", "to"), 0
-    )
-    for event in ("claim", "finish", "release", "give_back", "delay", "regroup", "extend", "delete"):
+    values: dict[str, int] = dict.fromkeys(_BOUND, 0)
+    for event in _EVENTS:
         text = getattr(texts, event)
         try:
             if text:
@@ -158,4 +175,3 @@ def name_in_file(name: str) -> str:
     """One spelling for one table: schema `main` is left out, case does not count."""
     schema, table = _schema_and_name(name)
     return table.lower() if schema.lower() == "main" else f"{schema.lower()}.{table.lower()}"
-

@@ -4,6 +4,8 @@ Identifiers are quoted, values are bound by name: `:id :token :attempt` say whos
 each text. A statement that carries the token touches one row, or none where the lease was lost (S-3.2).
 """
 
+# ruff: noqa: S608 -- identifiers are quoted, values are bound
+
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence

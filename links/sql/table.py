@@ -5,7 +5,7 @@ The table is the user's own: nothing here creates or alters one (S-1.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, overload
 
 import attrs
@@ -31,7 +31,7 @@ _ROLES = (
 def split(name: str) -> tuple[str, ...]:
     """The parts of `"table"` or `"schema.table"`. Raises `ValueError` for any other shape (S-1.5)."""
     parts = tuple(name.split(".")) if isinstance(name, str) else ()
-    if not 1 <= len(parts) <= 2 or not all(parts) or "\0" in name:
+    if len(parts) not in (1, 2) or not all(parts) or "\0" in name:
         raise ValueError(f"a table must be 'table' or 'schema.table', each 1 character or more, not {name!r}")
     return parts
 
@@ -107,7 +107,7 @@ class Table(Generic[R]):
         self,
         name: str,
         *,
-        id: str,
+        id: str,  # noqa: A002 -- the role's name
         payload: str | None = None,
         group: str | None = None,
         priority: str | None = None,
@@ -120,7 +120,8 @@ class Table(Generic[R]):
         generated: Iterable[str] = (),
     ) -> None:
         columns = frozenset([generated] if isinstance(generated, str) else generated)
-        self.__attrs_init__(  # type: ignore[attr-defined]  # made by attrs where init=False
+        fill: Callable[..., None] = getattr(self, "__attrs_init__")  # noqa: B009 -- made by attrs, unknown to pyright
+        fill(
             name,
             id,
             payload,
@@ -154,3 +155,10 @@ class Table(Generic[R]):
     def roles(self) -> Mapping[str, str]:
         """The roles that this table plays, each with its column."""
         return {role: column for role in _ROLES if (column := getattr(self, role)) is not None}
+
+    def check_group(self, group: str | None) -> None:
+        """Raise `ValueError` unless a group is given exactly where the table has groups."""
+        if self.group is None and group is not None:
+            raise ValueError(f"group must be None, not {group!r}: table {self.name!r} has no group column")
+        if self.group is not None and (not isinstance(group, str) or not group):
+            raise ValueError(f"group must be a name of 1 character or more, not {group!r}: {self.name!r} has groups")

@@ -43,6 +43,13 @@ def test_the_book_of_copies() -> None:
     assert ledger.snapshot(in_hand=0, waiting=1).balanced
 
 
+def test_an_entry_without_a_count_counts_one() -> None:
+    """DESIGN 3.9: one delivery, one copy."""
+    entries = (Ended(Line.ACKED), CopiesOwed(), CopiesPublished(), CopiesLost())
+
+    assert [entry.count for entry in entries] == [1, 1, 1, 1]
+
+
 def test_an_empty_ledger_balances() -> None:
     """DESIGN 3.9: at every stop."""
     assert Ledger().balanced

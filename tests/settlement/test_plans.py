@@ -22,15 +22,15 @@ LETTER = Letter(b"body")
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
-        (Plan(Line.ACKED, Accepted()), "Accepted"),
-        (Plan(Line.REFUSED, None), "nothing"),
+        (Plan(Line.ACKED, Accepted()), "accepted"),
+        (Plan(Line.REFUSED, None), "nothing said"),
         (
             Plan(Line.DELAYED, Rejected(), after=(Wait(5.0), Publish(LETTER, "orders"))),
-            "Rejected → wait 5 s → publish to orders",
+            "rejected → wait 5 s → publish to orders",
         ),
         (
             Plan(Line.DELAYED, Accepted(), before=(Wait(0.5), Publish(LETTER, Topic("audit"))), instead=Modified()),
-            "wait 0.5 s → publish to audit → Accepted",
+            "wait 0.5 s → publish to audit → accepted",
         ),
     ],
 )

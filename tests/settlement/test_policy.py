@@ -50,6 +50,12 @@ def test_caps(cap: int | None) -> None:
     assert cap == Policy(max_attempts=cap).max_attempts
 
 
+def test_a_policy_is_written_with_names() -> None:
+    """DESIGN 2: `Policy(5)` would not say what 5 is."""
+    with pytest.raises(TypeError):
+        Policy(5)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("empty", ["", Topic("")])
 def test_an_empty_dead_letter_is_refused(empty: Any) -> None:
     """C-3.1: a dead letter has a name."""

@@ -1,0 +1,119 @@
+"""`memory-dispatch`: what the whole runtime costs per message, beyond link and handler.
+
+Ours: `open_runtime` with one subscription at concurrency 32. Peer: what trio's own documentation builds from a nursery
+and a limit (https://trio.readthedocs.io/en/stable/reference-core.html, "Nurseries and spawning", `trio.Semaphore`): one task and one
+cancel scope per message behind a semaphore of 32, over the same memory link, settled as each handler ends. The figure
+is CPU time of this process per message, since both sides use one core; rounds of the two are interleaved.
+
+What it does not show: a broker's own cost, decoding, or a handler that does something.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+
+from actors import Subscription, open_runtime
+from benchmarks.result import Result
+from links.abc import Order, Received
+from links.memory import MemoryBroker, MemoryQueue
+from settlement import Ack, Delivery, Letter, Line, Outcome, Plan
+from settlement.memory import Accept
+
+CONCURRENCY = 32
+PEER = "a nursery, a semaphore of 32 and a cancel scope per message"
+
+
+def broker(count: int, lease: float | None) -> tuple[MemoryBroker, MemoryQueue]:
+    """A queue with `count` messages of 100 bytes."""
+    made = MemoryBroker()
+    made.fill("orders", [Letter(b"x" * 100) for _ in range(count)])
+    return made, made.queue("orders", lease=lease)
+
+
+async def ours(count: int, lease: float | None) -> float:
+    """CPU seconds for `count` messages through the runtime."""
+    _, queue = broker(count, lease)
+    done = trio.Event()
+    handled = 0
+
+    async def handler(_delivery: Delivery[bytes]) -> Outcome:
+        nonlocal handled
+        await trio.lowlevel.checkpoint()
+        handled += 1
+        if handled == count:
+            done.set()
+        return Ack()
+
+    async with open_runtime(Subscription(queue, handler, concurrency=CONCURRENCY)) as runtime:
+        began = time.process_time()
+        await done.wait()
+        runtime.drain()
+        await runtime.finished()
+        spent = time.process_time() - began
+    assert runtime.ledger("orders").acked == count
+    return spent
+
+
+async def peer(count: int, lease: float | None) -> float:
+    """CPU seconds for `count` messages through one task each."""
+    made, queue = broker(count, lease)
+    limit = trio.Semaphore(CONCURRENCY)
+    acknowledge = Plan(Line.ACKED, Accept())
+
+    async def handler(_delivery: Delivery[bytes]) -> Outcome:
+        await trio.lowlevel.checkpoint()
+        return Ack()
+
+    async with made.connect(), queue.attach("peer", lambda _: None, 1.0) as link:
+
+        async def one(received: Received[bytes]) -> None:
+            try:
+                with trio.CancelScope():
+                    await handler(received.delivery)
+                await link.settle([Order(received, acknowledge)])
+            finally:
+                limit.release()
+
+        began = time.process_time()
+        left = count
+        async with trio.open_nursery() as nursery:
+            while left:
+                batch = await link.receive(min(left, 2 * CONCURRENCY))
+                left -= len(batch)
+                for received in batch:
+                    await limit.acquire()
+                    nursery.start_soon(one, received)
+        spent = time.process_time() - began
+    assert not made.ready("orders")
+    return spent
+
+
+def once(side: Callable[[int, float | None], Awaitable[float]], count: int, lease: float | None) -> float:
+    """Microseconds of CPU per message, one round."""
+    gc.collect()
+    return trio.run(partial(side, count, lease)) / count * 1e6
+
+
+def run(*, quick: bool) -> list[Result]:
+    """Both variants, interleaved rounds, medians."""
+    count, rounds = (20_000, 5) if quick else (50_000, 9)
+    results: list[Result] = []
+    for case, lease in (("memory-dispatch", None), ("memory-dispatch-lease", 30.0)):
+        pairs = [(once(ours, count, lease), once(peer, count, lease)) for _ in range(rounds)]
+        results.append(
+            Result(
+                case=case,
+                ours=statistics.median(mine for mine, _ in pairs),
+                peer=statistics.median(theirs for _, theirs in pairs),
+                peer_name=PEER,
+                ratio=statistics.median(theirs / mine for mine, theirs in pairs),
+                unit="µs of CPU per message",
+            )
+        )
+    return results

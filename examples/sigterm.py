@@ -1,0 +1,72 @@
+"""A graceful stop under an orchestrator: SIGTERM drains, a second one drops.
+
+What it shows: the library installs no signal handler, so the program says what a signal means. The first SIGTERM (or
+Ctrl-C) drains: nothing more is claimed, what is in hand is finished within `grace`; 15 s of it and twice 5 s of
+goodbye fit into the 30 s that Kubernetes and systemd give by default. The second one cancels: what is in hand is
+unsettled, its lease is released at once, and another instance goes on with it.
+
+What it does not do: make its own work; it fills a queue table of its own with a few hundred rows, so that there is
+something in hand when the signal comes. Start it, and send it a signal: `kill -TERM <the pid it prints>`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import trio
+
+from actors import Runtime, Subscription, open_runtime
+from links.sql import SqlBroker, Table
+from settlement import Ack, Delivery, Outcome
+
+JOBS = Table("jobs", id="id", payload="body", locked_until="locked_until", generated=("id",))
+
+
+async def work(_delivery: Delivery[bytes]) -> Outcome:
+    """Half a second of it. Cancellation: the job is unsettled."""
+    await trio.sleep(0.5)
+    return Ack()
+
+
+async def listen(runtime: Runtime, everything: trio.CancelScope) -> None:
+    """What a signal means here. Cancellation: the handlers are Python's own again."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        print(f"serving, pid {os.getpid()}", flush=True)  # from here on a signal means this
+        async for number in signals:
+            if runtime.draining:
+                print(f"{signal.Signals(number).name} again: dropping what is in hand", flush=True)
+                everything.cancel()
+            else:
+                print(f"{signal.Signals(number).name}: draining", flush=True)
+                runtime.drain()
+
+
+async def main(folder: Path) -> int:
+    """Serve until a signal comes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    database = folder / "jobs.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS jobs (id INTEGER PRIMARY KEY, body BLOB, locked_until REAL)")
+        connection.executemany("INSERT INTO jobs (body) VALUES (?)", [(b"job",)] * 300)
+        connection.commit()
+    broker = SqlBroker(f"sqlite:///{database}")
+    with trio.CancelScope() as everything:
+        async with (
+            open_runtime(Subscription(broker.queue(JOBS), work, concurrency=4), grace=15.0, goodbye=5.0) as runtime,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(listen, runtime, everything)
+            await runtime.finished()
+            nursery.cancel_scope.cancel()
+    ledger = runtime.ledger("jobs")
+    print(ledger.deliveries)
+    return 0 if ledger.balanced else 1
+
+
+if __name__ == "__main__":
+    sys.exit(trio.run(main, Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / ".run")))

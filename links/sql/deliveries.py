@@ -1,0 +1,96 @@
+"""From a claimed row to a delivery. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+from links.abc import Received
+from links.sql.headers import dump_row, load
+from links.sql.sqlite_lease import BadText, LeaseForm, Row
+from settlement.attempts import attempt, header_count
+from settlement.delivery import NO_HEADERS, Delivery
+
+__all__ = ["Reader"]
+
+R = TypeVar("R")
+
+
+def _body(payload: object) -> bytes:
+    match payload:
+        case bytes():
+            return bytes(payload)
+        case str():
+            return payload.encode("utf-8", "surrogatepass")
+        case _:
+            raise ValueError(f"the payload is {'NULL' if payload is None else 'a number'}, not bytes or text")
+
+
+def _name(value: object) -> str:
+    match value:
+        case str():
+            return value
+        case BadText():
+            return value.decode(errors="backslashreplace")
+        case bytes():
+            return value.hex()
+        case _:
+            return str(value)
+
+
+class Reader(Generic[R]):
+    """Reads the rows of one queue. A row that cannot be read is a delivery with `unreadable` set (S-4.9)."""
+
+    def __init__(self, form: LeaseForm, source: str) -> None:
+        table, schema = form.table, form.schema
+        self._source = source
+        self._counted = table.attempt is not None
+        self._columns = None if table.payload else schema.names
+        self._start = form.row_starts
+        self._lock = schema[table.locked_until or ""].name
+        self._attempt = schema[table.attempt].name if table.attempt else None
+
+    def read(self, row: Row, expires: float) -> Received[R]:
+        """One delivery; its token is (id, locked_until, attempt) as they are stored now."""
+        key, until, count, payload, column, partition = row[:6]
+        unreadable: Exception | None = None
+        headers: Mapping[str, bytes] = NO_HEADERS
+        body = b""
+        message: Any = body
+        if column:
+            try:
+                headers = load(column)
+            except (ValueError, RecursionError) as error:
+                unreadable = error
+        if self._columns is None:
+            try:
+                body = message = payload if type(payload) is bytes else _body(payload)
+            except ValueError as error:
+                unreadable = error
+        else:
+            message = self._row(self._columns, row, count)
+            body = dump_row(message)
+        if self._counted:
+            before = max(count - 1, 1)
+            redeliveries: int | None = before - 1
+        else:
+            before, redeliveries = attempt(header_count(headers), None), None
+        delivery: Delivery[R] = Delivery(
+            body=body,
+            message=message,
+            headers=headers,
+            attempt=before,
+            redelivery_count=redeliveries,
+            source=self._source,
+            id=_name(key),
+            key=None if partition is None else _name(partition),
+        )
+        return Received(delivery, (key, until, count), expires, unreadable)
+
+    def _row(self, columns: Any, row: Row, count: int | None) -> dict[str, Any]:
+        """The row as it was before the claim, with an empty lease."""
+        values = dict(zip(columns, row[self._start :], strict=True))
+        values[self._lock] = None
+        if self._attempt is not None and count is not None:
+            values[self._attempt] = count - 1
+        return values

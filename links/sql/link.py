@@ -1,0 +1,331 @@
+"""The link of the lease form on SQLite: claim, settle, extend, let go.
+
+Owns the rows that this life has claimed, and those that it has claimed ahead of `receive`. Every verb is a job of the
+broker's writer; what a job brings is taken in by its `then`, in trio, whether or not somebody still waits for it. A
+cancellation leaves no row behind: a claim that nobody waits for any more is given back, and the goodbye lets go the
+rest.
+
+A settlement and the next claim share one transaction and one hop: where the last claim was full, `settle` claims as
+many rows as it has settled, and holds them until `receive` asks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+import trio
+
+from links.abc import Link, Order, Received, Verdict
+from links.errors import CallBroken, ConnectionBroken, NotApplied, SettlementUnknown
+from links.sql.deliveries import Reader
+from links.sql.sqlite_jobs import Claim, Extend, Job, LetGo, Said, Settle
+from links.sql.sqlite_lease import BadText, LeaseForm
+from links.sql.sqlite_writer import PATIENCE, Writer
+from links.sql.wakes import Paused, Wakes
+from settlement.sql import Delay, MoveToGroup, MoveToTable, PutBack, Verb
+
+__all__ = ["SqliteLink"]
+
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+Tell: TypeAlias = Callable[[str, str | None], None]
+"""Wake the queue of this table, and of this group where it is not None."""
+
+
+class SqliteLink(Link[R]):
+    """One life of a queue on SQLite; made by `SqlQueue.attach`."""
+
+    def __init__(
+        self,
+        form: LeaseForm,
+        writer: Writer,
+        wakes: Wakes,
+        tell: Tell,
+        *,
+        source: str,
+        subscription: str,
+        goodbye: float,
+    ) -> None:
+        self._form, self._writer, self._wakes, self._tell = form, writer, wakes, tell
+        self._reader: Reader[R] = Reader(form, source)
+        self._subscription, self._goodbye = subscription, goodbye
+        self._patience = max(goodbye, 1.0)
+        self._held: dict[Received[R], None] = {}
+        self._ahead: deque[Received[R]] = deque()
+        self._settling: set[Received[R]] = set()
+        self._extending: set[Received[R]] = set()
+        self._extended = trio.Event()
+        self._paused = Paused()
+        self._open: set[Job] = set()
+        self._returning: set[LetGo] = set()
+        self._full = False
+        self._stopped = False
+
+    # --- claim ---------------------------------------------------------------------------------------------------
+
+    async def receive(self, room: int) -> Sequence[Received[R]]:
+        """Hand over what was claimed ahead, or claim; else wait for a wake or the next poll, and claim again.
+
+        Raises `CallBroken` where the claim failed or the file stayed locked, `ConnectionBroken` where the file failed.
+
+        Cancellation: a claim that was under way is waited for and given back, its attempts as they were, shielded and
+        within the goodbye.
+        """
+        while True:
+            if self._ahead:
+                await trio.lowlevel.checkpoint_if_cancelled()
+                if fresh := self._take_ahead(room):
+                    return fresh
+            if self._stopped:
+                await trio.sleep_forever()
+            await self._wakes.until_due()
+            if not self._stopped and (claimed := await self._claim(room)):
+                return claimed
+
+    def _take_ahead(self, room: int) -> list[Received[R]]:
+        """What was claimed ahead and has more than half of its lease left; the rest is given back."""
+        fresh: list[Received[R]] = []
+        stale: list[Received[R]] = []
+        worth = trio.current_time() + self._form.lease / 2
+        while self._ahead and len(fresh) < room:
+            received = self._ahead.popleft()
+            (fresh if received.expires is not None and received.expires > worth else stale).append(received)
+        self._held.update(dict.fromkeys(fresh))
+        self._let_go(restored=stale)
+        return fresh
+
+    async def _claim(self, room: int) -> list[Received[R]]:
+        job = Claim(self._form, room, self._paused.now(), PATIENCE)
+        self._wakes.look()
+        self._enter(job, partial(self._claimed, job))
+        try:
+            await self._writer.carry_out(job)
+        except trio.Cancelled:
+            job.orphan = True
+            back = self._let_go(restored=self._received(job))
+            with trio.move_on_after(self._goodbye, shield=True):
+                await job.done.wait()
+                for each in [back] if back else [*self._returning]:
+                    await each.done.wait()
+            raise
+        job.check(f"claim of {self._subscription!r}")
+        claimed = self._received(job)
+        self._held.update(dict.fromkeys(claimed))
+        return claimed
+
+    def _claimed(self, job: Claim) -> None:
+        self._full = job.error is None and job.full
+        if self._full or job.error is not None:
+            self._wakes.wake()
+        if job.orphan:
+            self._let_go(restored=self._received(job))
+
+    def _received(self, job: Claim) -> list[Received[R]]:
+        """The rows of a claim; they are taken once."""
+        if not job.rows:
+            return []
+        rows, job.rows = job.rows, []
+        expires = job.sent + self._form.lease
+        return [self._reader.read(row, expires) for row in rows]
+
+    def stop(self) -> None:
+        """Take nothing more; what was claimed ahead is given back, its attempts as they were."""
+        self._stopped = True
+        self._let_go(restored=[*self._ahead])
+        self._ahead.clear()
+
+    # --- settle --------------------------------------------------------------------------------------------------
+
+    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+        """Carry out all orders in one transaction, each by itself: one that fails does not touch the others.
+
+        Raises `ConnectionBroken` where the file failed.
+
+        Cancellation: shielded for as long as the goodbye may last (1 s at least); so the verdicts are true, and a
+        cancellation is noticed at the caller's next checkpoint.
+        """
+        said = [Said(order.received, verb) for order in orders if (verb := order.plan.verb) is not None]
+        job: Settle | None = None
+        self._settling.update(order.received for order in orders)
+        try:
+            with trio.move_on_after(self._patience, shield=True):
+                while any(each.received in self._extending for each in said):
+                    await self._extended.wait()
+                claim = None
+                if self._full and not self._stopped:
+                    claim = Claim(self._form, len(orders), self._paused.now(), 0.0)
+                    self._wakes.look()
+                job = Settle(self._form, said, claim, self._patience)
+                self._enter(job, partial(self._settled, job))
+                self._writer.submit(job)
+                await job.done.wait()
+        finally:
+            self._settling.difference_update(order.received for order in orders)
+        if job is not None and not job.done.is_set():
+            self._writer.withdraw(job)
+        if job is None:
+            return [NotApplied(self._late("an extension was still under way")) for _ in said]
+        if not job.done.is_set():
+            return [SettlementUnknown(self._late("the database has not answered")) for _ in said]
+        if isinstance(job.error, ConnectionBroken):
+            job.check(f"settlement of {self._subscription!r}")
+        return [each.verdict for each in said]
+
+    def _late(self, why: str) -> str:
+        return f"settlement of {self._subscription!r}: {why} after {self._patience:g} s"
+
+    def _settled(self, job: Settle) -> None:
+        """Take in what a settlement came to, also where its caller no longer waits."""
+        failed: list[Received[R]] = []
+        for said in job.said:
+            received = said.received
+            match said.verdict:
+                case None:
+                    self._held.pop(received, None)
+                    if self._paused:
+                        self._paused.forget(received.token[0])
+                    self._wake_for(said.verb, claimed=job.claim is not None)
+                case NotApplied() if not isinstance(job.error, ConnectionBroken):
+                    failed.append(received)
+                case _:
+                    self._held.pop(received, None)
+        if job.claim is not None:
+            self._claimed_ahead(job, job.claim)
+        self._pause(failed, locked=isinstance(job.error, CallBroken))
+
+    def _claimed_ahead(self, job: Settle, claim: Claim) -> None:
+        claim.sent = job.sent
+        if job.error is not None or claim.error is not None:
+            self._wakes.wake()
+            return
+        self._claimed(claim)
+        if self._stopped:
+            self._let_go(restored=self._received(claim))
+        else:
+            self._ahead.extend(self._received(claim))
+
+    def _wake_for(self, verb: Verb, *, claimed: bool) -> None:
+        match verb:
+            case Delay(seconds):
+                self._wakes.wake_at(trio.current_time() + seconds)
+            case PutBack() if not claimed:
+                self._wakes.wake()
+            case MoveToGroup(group):
+                self._tell(self._form.table.name, group)
+            case MoveToTable(table):
+                self._tell(table, None)
+            case _:
+                pass
+
+    def _pause(self, failed: Sequence[Received[R]], *, locked: bool) -> None:
+        """Rows whose verb could not be said are let go; where the verb itself is why, passed over for a while."""
+        for received in failed:
+            if not locked:
+                self._wakes.wake_at(self._paused.pause(received.token[0]))
+        self._let_go(counted=[received for received in failed if not isinstance(received.token[0], BadText)])
+
+    # --- extend, let go ------------------------------------------------------------------------------------------
+
+    async def extend(self, held: Sequence[Received[R]]) -> Sequence[Received[R]]:
+        """Lease again, in one transaction, those that are held and not being settled; return those that are lost.
+
+        Raises `CallBroken` where the statement failed or the file stayed locked, `ConnectionBroken`.
+
+        Cancellation: the old expiry holds; where the thread had begun, the token moves on all the same.
+        """
+        busy = self._settling | self._extending
+        mine = [each for each in held if each in self._held and each not in busy]
+        if not mine:
+            await trio.lowlevel.checkpoint()
+            return []
+        job = Extend(self._form, mine, PATIENCE)
+        self._extending.update(mine)
+        self._enter(job, partial(self._extension, job))
+        await self._writer.carry_out(job)
+        job.check(f"extension of {self._subscription!r}")
+        lost: list[Received[R]] = []
+        for received, token in zip(mine, job.tokens, strict=True):
+            if token is None:
+                lost.append(received)
+            else:
+                received.expires = job.sent + self._form.lease
+        return lost
+
+    def _extension(self, job: Extend) -> None:
+        if job.error is None:
+            for received, token in zip(job.held, job.tokens, strict=True):
+                if token is None:
+                    self._held.pop(received, None)
+                else:
+                    received.token = token
+        self._extending.difference_update(job.held)
+        done, self._extended = self._extended, trio.Event()
+        done.set()
+
+    async def give_back(self, unstarted: Sequence[Received[R]]) -> None:
+        """Let the leases go, the attempts as they were before the claim.
+
+        Cancellation: what was not given back is let go with the goodbye, its attempt counted.
+        """
+        while any(each in self._extending for each in unstarted):
+            await self._extended.wait()
+        mine = [each for each in unstarted if each in self._held and each not in self._settling]
+        if mine:
+            await self._writer.carry_out(self._letting_go((), mine))
+
+    def _letting_go(self, counted: Iterable[Received[R]], restored: Iterable[Received[R]]) -> LetGo:
+        job = LetGo(self._form, [*counted], [*restored], PATIENCE)
+        self._enter(job, partial(self._gone, job))
+        return job
+
+    def _let_go(self, counted: Sequence[Received[R]] = (), restored: Sequence[Received[R]] = ()) -> LetGo | None:
+        """Let leases go with the next hop; nobody waits for it."""
+        if not counted and not restored:
+            return None
+        job = self._letting_go(counted, restored)
+        self._returning.add(job)
+        self._held.update(dict.fromkeys([*counted, *restored]))
+        self._writer.submit(job)
+        return job
+
+    def _gone(self, job: LetGo) -> None:
+        self._returning.discard(job)
+        if job.error is not None:
+            return
+        for received in (*job.counted, *job.restored):
+            self._held.pop(received, None)
+        if not self._stopped:
+            self._wakes.wake()
+
+    async def say_goodbye(self) -> None:
+        """Let go all that is still held, attempts counted: shielded, within `goodbye`; a failure is one warning."""
+        self.stop()
+        with trio.move_on_after(self._goodbye, shield=True):
+            while self._open:
+                await next(iter(self._open)).done.wait()
+            if self._held:
+                job = self._letting_go([*self._held], ())
+                self._writer.submit(job)
+                await job.done.wait()
+        if self._held:
+            _log.warning(
+                "%r could not let go %d rows; they come back when their lease ends, within %g s",
+                self._subscription,
+                len(self._held),
+                self._form.lease,
+            )
+
+    def _enter(self, job: Job, then: Callable[[], None]) -> None:
+        self._open.add(job)
+
+        def left() -> None:
+            self._open.discard(job)
+            then()
+
+        job.then = left

@@ -1,0 +1,91 @@
+"""Publishing is an INSERT (S-11.1), confirmed when its COMMIT is on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from links.abc import Publisher
+from links.errors import CallBroken, ConnectionBroken, LinkBroken, PublishNotAccepted
+from links.sql.sqlite_insert import Insert, Inserter
+from links.sql.sqlite_writer import PATIENCE
+from links.sql.table import Table
+from settlement.delivery import NO_HEADERS, Letter
+
+if TYPE_CHECKING:
+    from links.sql.broker import SqlBroker
+
+__all__ = ["SqlPublisher"]
+
+
+class SqlPublisher(Publisher):
+    """Publishes to one table, and there to one group; made by `SqlBroker.publisher`."""
+
+    def __init__(self, broker: SqlBroker, table: Table[Any], group: str | None) -> None:
+        self.broker = self._broker = broker
+        self.table, self.group = table, group
+        self.name = group if group is not None else table.name
+        self._inserter = Inserter(table, group)
+
+    def __repr__(self) -> str:
+        return f"<SqlPublisher to {self.name!r} on {self.broker.name}>"
+
+    async def send(self, letter: Letter) -> None:
+        """Insert one row and commit it; wakes this broker's queue on the same table and group (S-9.1).
+
+        In row mode the body is a JSON object of the row's columns.
+
+        Raises `PublishNotAccepted`, with nothing written, where the table cannot hold a header, the key or a delay, a
+        constraint refuses the row, or others keep the file locked for 10 s; else as `Publisher.publish`.
+
+        Cancellation: the row was inserted or not; one that had not begun was not.
+        """
+        await self._insert([(None, letter)])
+
+    async def publish_once(
+        self,
+        id: Any,  # noqa: A002 -- the role's name
+        body: bytes,
+        headers: Mapping[str, bytes] = NO_HEADERS,
+        *,
+        key: str | None = None,
+    ) -> bool:
+        """Publish under an id of your own; False, with nothing written, where a row has that id. Raises as `send`.
+
+        A row that was finished by deletion is no longer there, so only a table with processed_at remembers for ever.
+
+        Cancellation: as `send`; publish again, under the same id.
+        """
+        return await self._insert([(id, Letter(body, headers, key))], once=True) > 0
+
+    async def publish_many(self, letters: Sequence[Letter | bytes]) -> None:
+        """Publish all in one transaction, or none. Raises as `send`.
+
+        Cancellation: all were inserted or none.
+        """
+        if letters:
+            await self._insert([(None, each if isinstance(each, Letter) else Letter(each)) for each in letters])
+
+    async def _insert(self, letters: Sequence[tuple[Any, Letter]], *, once: bool = False) -> int:
+        while True:
+            await self._broker.until_up()
+            job = Insert(self._inserter, letters, PATIENCE, once=once)
+            job.then = lambda job=job: self._inserted(job)
+            await self._broker.life.publishing.carry_out(job)
+            match job.error:
+                case None:
+                    return job.inserted
+                case ConnectionBroken() if job.sent == 0:
+                    continue  # it has not begun: the next life may carry it out
+                case ConnectionBroken() as error:
+                    raise LinkBroken(f"{self.name!r}: {error}; the row may be there or not") from error
+                case PublishNotAccepted() as error:
+                    raise error
+                case CallBroken() as error:
+                    raise PublishNotAccepted(f"{self.name!r}: {error}") from None
+                case error:
+                    raise PublishNotAccepted(f"{self.name!r}: {error}") from error
+
+    def _inserted(self, job: Insert) -> None:
+        if job.error is None and job.inserted:
+            self._broker.wake(self.table.name, self.group)

@@ -1,0 +1,119 @@
+"""A queue table, or one group of it, as a source of deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from links.abc import Link, Lost, Source
+from links.sql.link import SqliteLink
+from links.sql.sqlite_jobs import Call
+from links.sql.sqlite_lease import LeaseForm
+from links.sql.sqlite_schema import Schema, inspect
+from links.sql.sqlite_writer import PATIENCE
+from links.sql.table import Table, split
+from links.sql.wakes import Wakes
+from settlement import sql
+from settlement.delivery import Delivery
+from settlement.plans import Plan
+from settlement.policy import Ending, Policy, positive
+
+if TYPE_CHECKING:
+    from links.sql.broker import SqlBroker
+
+__all__ = ["SqlQueue"]
+
+R = TypeVar("R")
+
+
+class SqlQueue(Source[R]):
+    """Made by `SqlBroker.queue`."""
+
+    def __init__(
+        self,
+        broker: SqlBroker,
+        table: Table[R],
+        group: str | None,
+        *,
+        claim: sql.Claim,
+        limit: int | None,
+        poll_interval: float,
+    ) -> None:
+        table.check_group(group)
+        if not isinstance(claim, sql.Lease):
+            raise ValueError(
+                f"claim must be Lease(seconds), not {claim!r}: SQLite locks the whole file, so it has no other form"
+            )
+        if table.locked_until is None:
+            raise ValueError(f"table must have a locked_until column for Lease(…), and {table.name!r} has none")
+        self.broker = self._broker = broker
+        self.table, self.group = table, group
+        self.name = group if group is not None else table.name
+        self.lease = self._lease = claim.duration
+        self._limit = None if limit is None else positive("limit", limit)
+        self._poll_interval = poll_interval
+        self._facts = sql.Facts(
+            queue=self.name,
+            claim=claim,
+            has_attempt=table.attempt is not None,
+            has_retry_after=table.retry_after is not None,
+            has_group=table.group is not None,
+        )
+
+    def __repr__(self) -> str:
+        return f"<SqlQueue {self.name!r} on {self.broker.name}>"
+
+    def limit(self, concurrency: int, size: int = 1) -> int:
+        """The limit that was given, else one row for each place of a handler."""
+        return self._limit or concurrency * size
+
+    def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[sql.Verb]:
+        """`settlement.sql.decide` with this queue's facts."""
+        return sql.decide(outcome, delivery, self._facts, policy)
+
+    def check(self, policy: Policy) -> None:
+        """Refuse, by `ValueError`, half a cap, a cap that nothing counts, and a dead letter that is this queue."""
+        sql.check(self._facts, policy)
+        if isinstance(policy.dead_letter, str):
+            if self.table.group is None:
+                split(policy.dead_letter)
+            if policy.dead_letter == self.name:
+                raise ValueError(f"dead_letter must be another queue than {self.name!r} itself")
+
+    @asynccontextmanager
+    async def attach(
+        self,
+        subscription: str,
+        lost: Lost,  # noqa: ARG002 -- no delivery has a connection of its own here
+        goodbye: float,
+    ) -> AsyncGenerator[Link[R], None]:
+        """Check the table and attach; on the way out all that is still held is let go (`lost` is never called).
+
+        Raises `LinkRefused` naming subscription, table, column and the way out; `ConnectionBroken`; `CallBroken` where
+        others keep the file locked for 10 s.
+
+        Cancellation: rows that were claimed are let go, shielded and within `goodbye`.
+        """
+        await self._broker.until_up()
+        life = self._broker.life
+        wakes = Wakes(self._poll_interval)
+        with life.link(), self._broker.attached(self.table, self.group, subscription, wakes):
+            look: Call[Schema] = Call(PATIENCE, lambda connection, _: inspect(connection, self.table, subscription))
+            await life.queues.carry_out(look)
+            if look.error is not None:
+                raise look.error
+            form = LeaseForm(self.table, look.result[0], self.group, self._lease)
+            link: SqliteLink[R] = SqliteLink(
+                form,
+                life.queues,
+                wakes,
+                self._broker.wake,
+                source=self.name,
+                subscription=subscription,
+                goodbye=goodbye,
+            )
+            try:
+                yield link
+            finally:
+                await link.say_goodbye()

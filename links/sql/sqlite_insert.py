@@ -1,0 +1,137 @@
+"""From a letter to a row. Runs in the thread, in a transaction.
+
+Left out of the insert, so that the database gives the value: generated columns, and every role with a default. What has
+no default and may not be NULL gets one here: an id that is a text (a random one), retry_after (now), attempt (1).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from links.errors import PublishNotAccepted
+from links.sql.headers import dump, load_row
+from links.sql.sqlite_codes import BINDING
+from links.sql.sqlite_jobs import Job
+from links.sql.sqlite_schema import Schema, read_schema
+from links.sql.sqlite_statements import insert
+from links.sql.sqlite_times import later
+from links.sql.table import Table
+from settlement.delivery import Letter
+
+__all__ = ["Insert", "Inserter"]
+
+
+@attrs.define(eq=False)
+class Inserter:
+    """Inserts into one table, for one group."""
+
+    table: Table[Any]
+    group: str | None
+    _schema: Schema | None = None
+
+    def insert(self, connection: sqlite3.Connection, now: int, letter: Letter, key: Any, *, once: bool) -> bool:
+        """Insert one row; `once`: False where the id is there already. Raises `PublishNotAccepted`."""
+        schema = self._schema or read_schema(connection, self.table.name)
+        if schema is None:
+            raise PublishNotAccepted(f"there is no table {self.table.name!r}")
+        self._schema = None  # read again after a failure: the table may have been altered
+        row = self._row(schema, now, letter, key)
+        text = insert(self.table.name, [*row], once=self.table.id if once else None)
+        values = {f"v{number}": value for number, value in enumerate(row.values())}
+        try:
+            touched = connection.execute(text, values).rowcount > 0
+        except sqlite3.IntegrityError as error:
+            if not connection.in_transaction:
+                raise
+            raise PublishNotAccepted(f"table {self.table.name!r}: {error}") from error
+        self._schema = schema
+        return touched
+
+    def _row(self, schema: Schema, now: int, letter: Letter, key: Any) -> dict[str, Any]:
+        table = self.table
+        strangers = [column for column in table.roles.values() if column not in schema]
+        if strangers:
+            raise PublishNotAccepted(f"table {table.name!r} has no column {strangers[0]!r}")
+        row = self._message(schema, letter)
+        if table.group:
+            row[table.group] = self.group
+        if letter.headers:
+            row[self._column("headers", "headers")] = dump(letter.headers)
+        if letter.key is not None:
+            row[self._column("partition_key", "a key")] = letter.key
+        if letter.deliver_after is not None:
+            column = self._column("retry_after", "a delay")
+            row[column] = schema.encoder(column)(later(now, letter.deliver_after))
+        for column in table.generated:
+            row.pop(column, None)
+        if key is not None:
+            row[table.id] = key
+        if table.retry_after and self._lacks(schema, table.retry_after, row) and schema[table.retry_after].required:
+            row[table.retry_after] = schema.encoder(table.retry_after)(now)
+        if table.attempt and self._lacks(schema, table.attempt, row) and schema[table.attempt].required:
+            row[table.attempt] = 1
+        if self._lacks(schema, table.id, row) and not schema[table.id].filled:
+            if not schema[table.id].textual:
+                raise PublishNotAccepted(
+                    f"table {table.name!r}: column {table.id!r} (id) needs a value: publish_once(id, …), or name it "
+                    "in generated=(…) where the database fills it"
+                )
+            row[table.id] = uuid.uuid4().hex
+        return row
+
+    def _message(self, schema: Schema, letter: Letter) -> dict[str, Any]:
+        column = self.table.payload
+        if column is None:
+            try:
+                return load_row(letter.body)
+            except ValueError as error:
+                raise PublishNotAccepted(f"table {self.table.name!r} takes rows: {error}") from error
+        if schema[column].textual:
+            try:
+                return {column: letter.body.decode()}
+            except UnicodeDecodeError:
+                pass
+        return {column: letter.body}
+
+    def _column(self, role: str, what: str) -> str:
+        column: str | None = getattr(self.table, role)
+        if column is None:
+            raise PublishNotAccepted(f"table {self.table.name!r} cannot hold {what}: it has no {role} column")
+        return column
+
+    def _lacks(self, schema: Schema, column: str, row: dict[str, Any]) -> bool:
+        return column not in row and column not in self.table.generated and not schema[column].computed
+
+
+class Insert(Job):
+    """Insert letters, all or none."""
+
+    def __init__(
+        self, inserter: Inserter, letters: Sequence[tuple[Any, Letter]], patience: float, *, once: bool = False
+    ) -> None:
+        super().__init__(patience)
+        self._inserter, self._letters, self._once = inserter, letters, once
+        self.inserted = 0
+
+    def work(self, connection: sqlite3.Connection, now: int) -> None:
+        """Insert; more than one stand in a savepoint."""
+        self.inserted = 0
+        if len(self._letters) == 1:
+            key, letter = self._letters[0]
+            self.inserted = int(self._inserter.insert(connection, now, letter, key, once=self._once))
+            return
+        connection.execute("SAVEPOINT letters")
+        try:
+            for key, letter in self._letters:
+                self.inserted += self._inserter.insert(connection, now, letter, key, once=self._once)
+        except (PublishNotAccepted, *BINDING):
+            if connection.in_transaction:
+                connection.execute("ROLLBACK TO letters")
+                connection.execute("RELEASE letters")
+            raise
+        connection.execute("RELEASE letters")

@@ -1,0 +1,245 @@
+"""The writer: all that is ready goes into one thread call, and there into one transaction.
+
+Owns one connection and the jobs that wait for it. Hears: `submit`, `withdraw`, `close`, plain calls. Tells: each job's
+`finish`. A cancellation leaves nothing behind: `run` is shielded, and ends when its owner says `close` and no thread
+uses the connection any more.
+
+A hop is started by whoever submits, and landed by trio itself: no task wakes up in between, which would cost more than
+the statements do. Only a rest after a locked file is a task's, and it is `run`'s.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol
+
+import trio
+
+from links.errors import CallBroken, ConnectionBroken
+from links.sql.sqlite import Busy, Connection, Fatal
+from links.sql.sqlite_jobs import Job
+
+__all__ = ["PATIENCE", "Turn", "Writer"]
+
+PATIENCE = 10.0
+"""Seconds for which a file that others keep locked is waited for."""
+
+
+def _rest() -> float:
+    """Seconds between two tries at a locked file, at random, so that processes do not march in step."""
+    return random.uniform(0.005, 0.05)  # noqa: S311 -- spread, not secrecy
+
+
+class Outcome(Protocol):
+    """What a thread call came to."""
+
+    def unwrap(self) -> object:
+        """Raise what it raised."""
+        ...
+
+
+class Turn:
+    """Whose hop it is: two connections of one process would only wait for each other in the file."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def take(self, start: Callable[[], None]) -> None:
+        """Call `start` when it is our turn; it is until `pass_on`."""
+        if self._taken:
+            self._waiting.append(start)
+        else:
+            self._taken = True
+            start()
+
+    def pass_on(self) -> None:
+        """The next one's turn."""
+        if self._waiting:
+            self._waiting.popleft()()
+        else:
+            self._taken = False
+
+
+class Writer:
+    """One connection's jobs, hop by hop."""
+
+    def __init__(self, path: Path, name: str, synchronous: Literal["NORMAL", "FULL"], turn: Turn) -> None:
+        self._connection = Connection(path, name, synchronous)
+        self._name = name
+        self._turn = turn
+        self._limiter = trio.CapacityLimiter(1)
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._pending: list[Job] = []
+        self._hopping = False
+        self._resting = False
+        self._closing = False
+        self._changed = trio.Event()
+        self._bug: BaseException | None = None
+        self.error: ConnectionBroken | None = None
+        """Why the connection's life is over."""
+
+    async def open(self) -> None:
+        """Open the file. Raises `LinkRefused`; `ConnectionBroken` where others keep it locked.
+
+        Cancellation: open or not: `shut` closes it.
+        """
+        self._token = trio.lowlevel.current_trio_token()
+        deadline = trio.current_time() + PATIENCE
+        while True:
+            try:
+                await trio.to_thread.run_sync(self._connection.open, limiter=self._limiter)
+            except Busy:
+                if trio.current_time() >= deadline:
+                    raise ConnectionBroken(self._held()) from None
+                await trio.sleep(_rest())
+            else:
+                return
+
+    def _held(self) -> str:
+        return f"{self._name}: another process has held the lock of the file for {PATIENCE:g} s; nothing was changed"
+
+    # --- jobs ----------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """Carry this out with the next hop."""
+        if self.error is not None:
+            job.fail(self.error)
+            job.finish()
+            return
+        self._pending.append(job)
+        self._next()
+
+    def withdraw(self, job: Job) -> bool:
+        """Forget a job that has not begun; False: it has."""
+        if job not in self._pending:
+            return False
+        self._pending.remove(job)
+        job.fail(CallBroken("withdrawn before it began"))
+        job.finish()
+        return True
+
+    async def carry_out(self, job: Job) -> None:
+        """Submit the job and wait for its end.
+
+        Cancellation: a job that has not begun is withdrawn; another is carried out, and its `then` is called.
+        """
+        self.submit(job)
+        try:
+            await job.done.wait()
+        except trio.Cancelled:
+            self.withdraw(job)
+            raise
+
+    # --- hops ----------------------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        if self._pending and not self._hopping and not self._resting:
+            self._hopping = True
+            self._turn.take(self._start)
+
+    def _start(self) -> None:
+        jobs, self._pending = self._pending, []
+        if not jobs:  # all were withdrawn while we waited for our turn
+            self._hopping = False
+            self._turn.pass_on()
+            self._change()
+            return
+        sent = trio.current_time()
+        for job in jobs:
+            job.sent = sent
+        # not trio.to_thread: it would need a task here, and the thread is waited for by `run` all the same
+        trio.lowlevel.start_thread_soon(partial(self._connection.transact, jobs), partial(self._deliver, jobs))
+
+    def _deliver(self, jobs: list[Job], outcome: Outcome) -> None:
+        """In the thread: hand the outcome to trio."""
+        assert self._token is not None  # noqa: S101 -- set by `open`
+        self._token.run_sync_soon(self._land, jobs, outcome)
+
+    def _land(self, jobs: list[Job], outcome: Outcome) -> None:
+        self._hopping = False
+        self._turn.pass_on()
+        try:
+            self._take_in(jobs, outcome)
+        except BaseException as bug:  # noqa: BLE001 -- trio calls us outside every task: `run` raises it
+            self._bug = bug
+            self._end(ConnectionBroken(f"{self._name}: a bug ended the connection"))
+        self._next()
+        if self._closing or self._resting or self.error:
+            self._change()
+
+    def _take_in(self, jobs: list[Job], outcome: Outcome) -> None:
+        try:
+            outcome.unwrap()
+        except Busy:
+            self._keep(jobs)
+        except BaseException as error:
+            broken = ConnectionBroken(f"{self._name}: {error}")
+            broken.__cause__ = error.__cause__ or error
+            self._end(broken)
+            for job in jobs:
+                job.fail(broken)
+                job.finish()
+            if not isinstance(error, Fatal):
+                raise
+        else:
+            for job in jobs:
+                job.finish()
+
+    def _keep(self, jobs: list[Job]) -> None:
+        """Nothing was done: try again, after a rest, those that still have time."""
+        now = trio.current_time()
+        for job in jobs:
+            job.sent = 0.0
+        self._resting = True
+        self._pending[:0] = [job for job in jobs if now < job.deadline]
+        for job in jobs:
+            if now >= job.deadline:
+                job.fail(CallBroken(self._held()))
+                job.finish()
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until `close` and the last job, or until the file fails: then `error` says why, and all jobs have failed."""
+        with trio.CancelScope(shield=True):
+            while self._hopping or not (self.error or (self._closing and not self._pending)):
+                if self._resting and self.error is None:
+                    await trio.sleep(_rest())
+                    self._resting = False
+                    self._next()
+                else:
+                    self._changed = trio.Event()
+                    await self._changed.wait()
+        self._end(ConnectionBroken(f"{self._name} was closed"))
+        if self._bug is not None:
+            raise self._bug
+
+    def close(self, *, at_once: bool) -> None:
+        """End `run` when nothing is pending; `at_once`: what runs is interrupted, what waits has failed."""
+        self._closing = True
+        if at_once:
+            self._end(ConnectionBroken(f"{self._name} was closed"))
+            self._connection.interrupt()
+        self._change()
+
+    async def shut(self) -> None:
+        """Close the file. May be called twice.
+
+        Cancellation: closed or not; whoever calls shields it.
+        """
+        await trio.to_thread.run_sync(self._connection.close, limiter=self._limiter)
+
+    def _end(self, error: ConnectionBroken) -> None:
+        self.error = self.error or error
+        pending, self._pending = self._pending, []
+        for job in pending:
+            job.fail(self.error)
+            job.finish()
+
+    def _change(self) -> None:
+        self._changed.set()

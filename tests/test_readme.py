@@ -1,0 +1,71 @@
+"""README's claims: its table is what the decision tables say, its program runs, its files are there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from settlement import Ack, Copies, Delivery, Drop, Hold, Native, Policy, Retry, RetryAfter
+from settlement import amqp, memory, pubsub, sql
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def delivery(attempt: int) -> Delivery[bytes]:
+    return Delivery(
+        body=b"", message=b"", headers={}, attempt=attempt, redelivery_count=attempt - 1, source="q", id="1", key=None
+    )
+
+
+def table() -> list[str]:
+    """The lines of README's outcome table, out of `decide`."""
+    own = "its queue"
+    lease, row, lock = sql.Lease(), sql.RowLock(), sql.AdvisoryLock("{id}")
+    sources: list[tuple[str, Any, Any]] = [
+        ("memory", memory.decide, memory.Facts(own, Native())),
+        ("memory, `Copies()`", memory.decide, memory.Facts(own, Copies())),
+        ("SQL, lease", sql.decide, sql.Facts(own, lease, has_attempt=True, has_retry_after=True, has_group=False)),
+        ("SQL, row lock", sql.decide, sql.Facts(own, row, has_attempt=True, has_retry_after=True, has_group=False)),
+        ("SQL, advisory", sql.decide, sql.Facts(own, lock, has_attempt=True, has_retry_after=True, has_group=False)),
+        ("AMQP, `Copies()`", amqp.decide, amqp.Facts(own, Copies())),
+        ("AMQP, `Hold(…)`", amqp.decide, amqp.Facts(own, Hold(10))),
+        ("AMQP, `Native()`", amqp.decide, amqp.Facts(own, Native())),
+        ("AMQP, at most once", amqp.decide, amqp.Facts(own, Copies(), amqp.AT_MOST_ONCE)),
+        ("Pub/Sub", pubsub.decide, pubsub.Facts("subscription", 5)),
+    ]
+    policy = Policy(max_attempts=5, dead_letter="D")
+    lines: list[str] = []
+    for name, decide, facts in sources:
+        cells = [decide(outcome, delivery(1), facts, policy) for outcome in (Ack(), Retry(), RetryAfter(9), Drop())]
+        cells.append(decide(Retry(), delivery(5), facts, policy))
+        lines.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+@pytest.mark.parametrize("line", table(), ids=lambda line: line.split("|")[1].strip())
+def test_the_outcome_table_is_what_the_decision_tables_say(line: str) -> None:
+    """Each row of README's table is the string of the plans that `decide` gives."""
+    assert line in README.splitlines()
+
+
+def test_the_embedded_program_runs_and_its_books_balance() -> None:
+    """The thirty lines of README run as they stand."""
+    program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+    assert len(program.splitlines()) <= 40
+
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "3 received = 2 acked + 0 retried + 0 delayed + 1 dropped" in ran.stdout
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"(?:examples|tests|benchmarks)/[a-z]+(?:\.py)?", README))))
+def test_what_readme_names_is_there(command: str) -> None:
+    """A stranger finds each command and file that README names."""
+    assert (ROOT / command).exists()
