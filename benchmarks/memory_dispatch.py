@@ -1,9 +1,10 @@
 """`memory-dispatch`: what the whole runtime costs per message, beyond link and handler.
 
 Ours: `open_runtime` with one subscription at concurrency 32. Peer: what trio's own documentation builds from a nursery
-and a limit (https://trio.readthedocs.io/en/stable/reference-core.html, "Nurseries and spawning", `trio.Semaphore`): one task and one
-cancel scope per message behind a semaphore of 32, over the same memory link, settled as each handler ends. The figure
-is CPU time of this process per message, since both sides use one core; rounds of the two are interleaved.
+and a limit (https://trio.readthedocs.io/en/stable/reference-core.html, "Nurseries and spawning" and `trio.Semaphore`):
+one task and one cancel scope per message behind a semaphore of 32, over the same memory link, settled as each handler
+ends. The figure is CPU time of this process per message, since both sides use one core; rounds of the two are
+interleaved.
 
 What it does not show: a broker's own cost, decoding, or a handler that does something.
 """

@@ -74,7 +74,7 @@ def settle(connection: sqlite3.Connection, rows: list[tuple[int, float, int, byt
     connection.execute("COMMIT")
 
 
-async def peer(path: Path, count: int, room: int) -> float:
+async def peer(path: Path, room: int) -> float:
     """Seconds for the loop of two thread calls."""
 
     async def handler(_body: bytes) -> None:
@@ -144,7 +144,7 @@ def run(*, quick: bool) -> list[Result]:
             alone: list[float] = []
             for _ in range(rounds):
                 mine = rate(trio.run(ours, made(folder, count), count, room))
-                theirs = rate(trio.run(peer, made(folder, count), count, room))
+                theirs = rate(trio.run(peer, made(folder, count), room))
                 trios.append((mine, theirs))
                 alone.append(rate(one_thread(made(folder, count), room)))
             results.append(

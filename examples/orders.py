@@ -5,10 +5,12 @@ table; the order's id is the row's key, so publishing again makes no second orde
 once answers with every outcome: `Ack`, `Retry`, `RetryAfter`, `Drop`, and an exception that the policy retries until
 the cap moves the order to a dead-letter table, which a second subscription reads. In the middle the service is
 cancelled: what it had in hand is unsettled and comes back to the second start. At the end counts of different origin
-are compared: lines in the file, rows by SELECT, the ledger. Kill it at any time (`kill -9`), start it again: it resumes.
+are compared: lines in the file, rows by SELECT, the ledger. Kill it at any time (`kill -9`), start it again: it
+resumes.
 
 What it does not do: talk to a server (see README for the other transports), keep orders apart by customer, or ask a
-real bank; the work is a short sleep. What the handlers raise is in `orders.log` beside the queue. `--fresh` throws the old queue away, `--folder` puts it elsewhere.
+real bank; the work is a short sleep. What the handlers raise is in `orders.log` beside the queue. `--fresh` throws the
+old queue away, `--folder` puts it elsewhere.
 """
 
 from __future__ import annotations
@@ -27,20 +29,25 @@ import rich.console
 import rich.progress
 import trio
 
-from actors import Subscription, open_runtime
+from actors import Runtime, Subscription
 from links.sql import Lease, SqlBroker, Table
 from settlement import Ack, Delivery, Drop, Ledger, Outcome, Policy, Retry, RetryAfter
 
-ORDERS = Table(
-    "orders",
-    id="id",
-    payload="body",
-    attempt="attempt",
-    retry_after="retry_after",
-    locked_until="locked_until",
-    processed_at="processed_at",
-)
-DEAD = attrs.evolve(ORDERS, name="dead_orders")
+
+def table(name: str) -> Table[bytes]:
+    """Which column plays which role; a dead-letter table has the same columns."""
+    return Table(
+        name,
+        id="id",
+        payload="body",
+        attempt="attempt",
+        retry_after="retry_after",
+        locked_until="locked_until",
+        processed_at="processed_at",
+    )
+
+
+ORDERS, DEAD = table("orders"), table("dead_orders")
 
 COLUMNS = """(
     id TEXT PRIMARY KEY,
@@ -218,12 +225,12 @@ def key(line: bytes, number: int) -> str:
 async def publish(broker: SqlBroker, lines: Sequence[bytes], database: Path) -> int:
     """Publish each line once, whatever an earlier run did; how many are new."""
     with closing(sqlite3.connect(database)) as connection:
-        moved = {id for (id,) in connection.execute("SELECT id FROM dead_orders")}
+        moved = {moved for (moved,) in connection.execute("SELECT id FROM dead_orders")}
     publisher = broker.publisher(ORDERS)
     new = 0
     for number, line in enumerate(lines, 1):
-        if (id := key(line, number)) not in moved:
-            new += await publisher.publish_once(id, line)
+        if (order := key(line, number)) not in moved:
+            new += await publisher.publish_once(order, line)
     return new
 
 
@@ -231,16 +238,18 @@ async def serve(
     broker: SqlBroker, database: Path, show: Callable[[Rows], None], until: Callable[[Rows], bool]
 ) -> dict[str, Ledger]:
     """Run the service until the rows say so, and cancel it then; its ledgers. Nothing left: it is drained instead."""
-    with trio.CancelScope() as scope:
-        async with open_runtime(*subscriptions(broker), grace=5.0) as runtime:
-            while True:
-                rows = await trio.to_thread.run_sync(select, database)
-                show(rows)
-                if rows.done:
-                    break
-                if until(rows):
-                    scope.cancel()
-                await trio.sleep(0.1)
+    runtime = Runtime(*subscriptions(broker), grace=5.0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(runtime.run)
+        while True:
+            rows = await trio.to_thread.run_sync(select, database)
+            show(rows)
+            if rows.done:
+                runtime.drain()
+                break
+            if until(rows):
+                nursery.cancel_scope.cancel()
+            await trio.sleep(0.1)
     return {name: runtime.ledger(name) for name in ("orders", "dead_orders")}
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import trio
 
-from actors import Runtime, Subscription, open_runtime
+from actors import Runtime, Subscription
 from links.sql import SqlBroker, Table
 from settlement import Ack, Delivery, Outcome
 
@@ -55,14 +55,12 @@ async def main(folder: Path) -> int:
         connection.executemany("INSERT INTO jobs (body) VALUES (?)", [(b"job",)] * 300)
         connection.commit()
     broker = SqlBroker(f"sqlite:///{database}")
-    with trio.CancelScope() as everything:
-        async with (
-            open_runtime(Subscription(broker.queue(JOBS), work, concurrency=4), grace=15.0, goodbye=5.0) as runtime,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(listen, runtime, everything)
-            await runtime.finished()
-            nursery.cancel_scope.cancel()
+    runtime = Runtime(Subscription(broker.queue(JOBS), work, concurrency=4), grace=15.0, goodbye=5.0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(runtime.run)
+        nursery.start_soon(listen, runtime, nursery.cancel_scope)
+        await runtime.finished()
+        nursery.cancel_scope.cancel()
     ledger = runtime.ledger("jobs")
     print(ledger.deliveries)
     return 0 if ledger.balanced else 1

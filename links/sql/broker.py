@@ -31,7 +31,8 @@ def _path(url: str) -> Path:
     """The file of a URL. Never shows more of a URL than its scheme: it may hold a password."""
     scheme, found, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not found or scheme != "sqlite":
-        raise ValueError(f"url must be {_LEGAL}, not one of scheme {scheme!r}")
+        other = f"one of scheme {scheme!r}" if found and scheme.isalnum() else "one without a scheme"
+        raise ValueError(f"url must be {_LEGAL}, not {other}")
     if not rest.startswith("/"):
         raise ValueError(f"url must be {_LEGAL}: there is no host in front of the path")
     path = rest[1:]

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from links.abc import Link, Lost, Source
+from links.errors import CallBroken, LinkBroken
 from links.sql.link import SqliteLink
 from links.sql.sqlite_jobs import Call
 from links.sql.sqlite_lease import LeaseForm
@@ -90,7 +91,7 @@ class SqlQueue(Source[R]):
     ) -> AsyncGenerator[Link[R], None]:
         """Check the table and attach; on the way out all that is still held is let go (`lost` is never called).
 
-        Raises `LinkRefused` naming subscription, table, column and the way out; `ConnectionBroken`; `CallBroken` where
+        Raises `LinkRefused` naming subscription, table, column and the way out; `ConnectionBroken`; `LinkBroken` where
         others keep the file locked for 10 s.
 
         Cancellation: rows that were claimed are let go, shielded and within `goodbye`.
@@ -101,6 +102,8 @@ class SqlQueue(Source[R]):
         with life.link(), self._broker.attached(self.table, self.group, subscription, wakes):
             look: Call[Schema] = Call(PATIENCE, lambda connection, _: inspect(connection, self.table, subscription))
             await life.queues.carry_out(look)
+            if isinstance(look.error, CallBroken):  # no call of a link that lives on: this attempt is over
+                raise LinkBroken(f"subscription {subscription!r}: {look.error}") from look.error
             if look.error is not None:
                 raise look.error
             form = LeaseForm(self.table, look.result[0], self.group, self._lease)

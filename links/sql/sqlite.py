@@ -16,7 +16,7 @@ from typing import Literal
 from links.errors import LinkRefused
 from links.sql import sqlite_times
 from links.sql.sqlite_codes import BINDING, is_busy, is_fatal, primary_code
-from links.sql.sqlite_jobs import Job
+from links.sql.sqlite_jobs import Job, Work
 from links.sql.sqlite_lease import text
 
 __all__ = ["Busy", "Connection", "Fatal"]
@@ -111,7 +111,7 @@ class Connection:
             for part in parts:
                 self._alone(part)
 
-    def _alone(self, part: Job) -> None:
+    def _alone(self, part: Work) -> None:
         try:
             self._together([part])
         except Busy:
@@ -119,14 +119,13 @@ class Connection:
         except BINDING as error:
             part.fail(error)
 
-    def _together(self, jobs: Sequence[Job]) -> None:
+    def _together(self, works: Sequence[Work]) -> None:
         connection = self._open
         try:
             connection.execute("BEGIN IMMEDIATE")
             now = sqlite_times.now()
-            for job in jobs:
-                job.error = None
-                job.run(connection, now)
+            for work in works:
+                work.run(connection, now)
             connection.execute("COMMIT")
         except BaseException as error:
             with contextlib.suppress(sqlite3.Error):

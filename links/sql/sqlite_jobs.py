@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
@@ -18,7 +18,7 @@ from links.sql.sqlite_codes import BINDING, is_busy, is_fatal
 from links.sql.sqlite_lease import LeaseForm, Row, Token
 from settlement.sql import Verb
 
-__all__ = ["Call", "Claim", "Extend", "Job", "LetGo", "Said", "Settle"]
+__all__ = ["Call", "Claim", "Extend", "Job", "LetGo", "Said", "Settle", "Work"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,18 @@ T = TypeVar("T")
 def is_its_own(error: BaseException, connection: sqlite3.Connection) -> bool:
     """Did a statement fail by itself, with its transaction still whole?"""
     return connection.in_transaction and not is_busy(error) and not is_fatal(error)
+
+
+class Work(Protocol):
+    """What can stand in a transaction."""
+
+    def run(self, connection: sqlite3.Connection, now: int) -> None:
+        """Carry it out in the transaction that is open. Raises only what ends the whole transaction."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """It was not carried out."""
+        ...
 
 
 class Job:
@@ -44,6 +56,7 @@ class Job:
 
     def run(self, connection: sqlite3.Connection, now: int) -> None:
         """Carry it out in the transaction that is open. Raises only what ends the whole transaction."""
+        self.error = None
         try:
             self.work(connection, now)
         except LinkError as error:
@@ -57,7 +70,7 @@ class Job:
         """The statements."""
         raise NotImplementedError
 
-    def parts(self) -> Sequence[Job]:
+    def parts(self) -> Sequence[Work]:
         """The same work in pieces that can stand in a transaction each."""
         return [self]
 
@@ -129,56 +142,65 @@ class Settle(Job):
 
     def __init__(self, form: LeaseForm, said: Sequence[Said], claim: Claim | None, patience: float) -> None:
         super().__init__(patience)
-        self.form = form
+        self._form = form
         self.said, self.claim = said, claim
 
     def run(self, connection: sqlite3.Connection, now: int) -> None:
         """Say each verb; one that fails is one verdict. The claim comes last, so it may find what was put back."""
+        self.error = None
         for said in self.said:
-            try:
-                touched = self.form.say(connection, now, said.received.token, said.verb)
-            except BINDING as error:
-                if not is_its_own(error, connection):
-                    raise
-                said.verdict = self._not_applied(said, error)
-            else:
-                said.verdict = None if touched else self._lost(said)
+            self.say(said, connection, now)
         if self.claim is not None:
             self.claim.run(connection, now)
 
+    def say(self, said: Said, connection: sqlite3.Connection, now: int) -> None:
+        """Say one verb. Raises only what ends the whole transaction."""
+        try:
+            touched = self._form.say(connection, now, said.received.token, said.verb)
+        except BINDING as error:
+            if not is_its_own(error, connection):
+                raise
+            self.refuse(said, error)
+        else:
+            said.verdict = None if touched else self._lost(said)
+
+    def refuse(self, said: Said, error: BaseException) -> None:
+        """This verb was not said."""
+        said.verdict = NotApplied(f"{self._where(said)}: {error}")
+        said.verdict.__cause__ = error
+
     def _where(self, said: Said) -> str:
         delivery = said.received.delivery
-        return f"{type(said.verb).__name__} of row {delivery.id} of {delivery.source!r}, table {self.form.table.name!r}"
+        return (
+            f"{type(said.verb).__name__} of row {delivery.id} of {delivery.source!r}, table {self._form.table.name!r}"
+        )
 
     def _lost(self, said: Said) -> LeaseLost:
         return LeaseLost(f"{self._where(said)}: the lease was lost, the row belongs to a later claim")
 
-    def _not_applied(self, said: Said, error: BaseException) -> NotApplied:
-        verdict = NotApplied(f"{self._where(said)}: {error}")
-        verdict.__cause__ = error
-        return verdict
-
-    def parts(self) -> Sequence[Job]:
+    def parts(self) -> Sequence[Work]:
         """Each verb alone, and the claim."""
-        pieces: list[Job] = [_Piece(self, said) for said in self.said]
+        pieces: list[Work] = [_Piece(self, said) for said in self.said]
         return pieces if self.claim is None else [*pieces, self.claim]
 
     def fail(self, error: BaseException) -> None:
         """None of the verbs was said."""
         super().fail(error)
         for said in self.said:
-            said.verdict = self._not_applied(said, error)
+            self.refuse(said, error)
 
 
-class _Piece(Settle):
-    """One verb of a `Settle` that stands alone."""
+class _Piece:
+    """One verb of a `Settle`, in a transaction of its own; made in the thread."""
 
     def __init__(self, whole: Settle, said: Said) -> None:
-        super().__init__(whole.form, [said], None, 0.0)
+        self._whole, self._said = whole, said
 
-    def parts(self) -> Sequence[Job]:
-        """It is one."""
-        return [self]
+    def run(self, connection: sqlite3.Connection, now: int) -> None:
+        self._whole.say(self._said, connection, now)
+
+    def fail(self, error: BaseException) -> None:
+        self._whole.refuse(self._said, error)
 
 
 class Extend(Job):

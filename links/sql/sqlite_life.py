@@ -38,6 +38,7 @@ class SqliteLife:
 
         Cancellation: links say goodbye, then both connections are closed, within `goodbye`.
         """
+        broken: ConnectionBroken | None = None
         try:
             for writer in self._writers:
                 await writer.open()
@@ -47,7 +48,7 @@ class SqliteLife:
                 try:
                     with up():
                         started()
-                        while self._broken is None:
+                        while (broken := self._broken) is None:
                             await self._changed.wait()
                 finally:
                     await self._wind_up(goodbye)
@@ -55,8 +56,8 @@ class SqliteLife:
             with trio.CancelScope(shield=True):  # a close is bounded by the disk alone
                 for writer in self._writers:
                     await writer.shut()
-        if self._broken is not None:
-            raise ConnectionBroken(str(self._broken)) from self._broken.__cause__
+        if broken is not None:  # not what the winding up made of the other connection
+            raise ConnectionBroken(str(broken)) from broken.__cause__
 
     @property
     def _broken(self) -> ConnectionBroken | None:

@@ -151,6 +151,10 @@ class Table(Generic[R]):
         if strangers := sorted(self.generated - played.keys()):
             raise ValueError(f"generated must name columns that play a role in {self.name!r}, not {strangers}")
 
+    def renamed(self, name: str) -> Table[R]:
+        """Another table with the same columns, such as a dead-letter table."""
+        return attrs.evolve(self, name=name)  # type: ignore[misc]  # mypy loses attrs at an overloaded __init__
+
     @property
     def roles(self) -> Mapping[str, str]:
         """The roles that this table plays, each with its column."""
