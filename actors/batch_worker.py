@@ -56,8 +56,8 @@ class BatchWorker(Worker):
             delivery = self._decoded(received)
             if isinstance(delivery, Delivery):
                 elements.append((received, delivery))
-            else:
-                await self._order(received, delivery, orders)
+            elif (freeing := await self._order(received, delivery, orders)) is not None:
+                await freeing.wait()
         elements = [(received, delivery) for received, delivery in elements if self._ours(received)]
         if not elements:
             return
@@ -84,12 +84,16 @@ class BatchWorker(Worker):
                 self._hand.leave(received)
             return
         results: Sequence[object] = self._each(result, len(elements)) if failure is None else ()
+        waits: list[trio.Event] = []
         for index, (received, delivery) in enumerate(elements):
             each = failure
             if each is None and not (results[index] is None or is_outcome(results[index])):
                 each = no_outcome(results[index])
             ending = cast("Ending", results[index] or ACK) if each is None else self._answer(delivery, each)
-            await self._order(received, ending, orders)
+            if (freeing := await self._order(received, ending, orders)) is not None:
+                waits.append(freeing)
+        for freeing in waits:
+            await freeing.wait()
 
     def _each(self, result: object, count: int) -> Sequence[object]:
         """One result for each element (C-7.5)."""

@@ -45,14 +45,14 @@ class Connection:
                 attached()
                 startup.attached(broker)
 
-            await broker.run(self._drain.goodbye, task_status=_Started(started))
+            await broker.run(self._drain.exit, task_status=_Started(started))
 
         async def failed(error: LinkError) -> None:
             if not startup.gate.is_set():
                 for dependent in self._dependents:
                     startup.failed(dependent)
                 if isinstance(error, LinkRefused):
-                    startup.refused(broker, error)
+                    startup.refused(broker, self._named(error))
                     await trio.sleep_forever()  # the start-up raises it, when everybody was heard
                 startup.failed(broker)
 
@@ -65,6 +65,14 @@ class Connection:
 
         with self._shield, self._lives:
             await self._supervisor.run(life, failed=failed, pause=pause)
+
+    def _named(self, error: LinkRefused) -> LinkRefused:
+        """The refusal, with the subscriptions that wait for this broker."""
+        if not self._dependents:
+            return error
+        named = LinkRefused(f"{error} (needed by {', '.join(self._dependents)})")
+        named.__cause__ = error
+        return named
 
     def finish(self, deadline: float) -> None:
         """Everybody who used it has ended: close it, by `deadline`."""
@@ -90,7 +98,7 @@ async def connected(broker: Broker, *, goodbye: float = 5.0) -> AsyncGenerator[N
     where the broker says no at first, `LinkGaveUp` after too much weather (the block is cancelled then). Cancellation:
     the connection is closed within `goodbye`.
     """
-    connection = Connection(broker, Drain(0.0, goodbye), Tell(()))
+    connection = Connection(broker, Drain(0.0, 2 * goodbye), Tell(()))
     startup = StartUp([broker])
 
     async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

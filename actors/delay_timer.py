@@ -71,12 +71,13 @@ class Copies:
 
     def owe(self, owed: Owed) -> None:
         """Take a copy over, into room that was reserved; never waits."""
+        self._waiting.add(owed)
         self._books.owed()
         if self._finished.is_set():  # the life's own end took longer than the goodbye
+            self._waiting.remove(owed)
             self._lose(1)
-            return
-        self._waiting.add(owed)
-        self._owed.send_nowait(owed)
+        else:
+            self._owed.send_nowait(owed)
 
     def close(self) -> None:
         """No more copies come: the supervised link has ended."""
@@ -99,8 +100,8 @@ class Copies:
         self._early = True
         if self._waiting:
             log.warning("%s: publishing %d copies before their time", self._books.subscription, len(self._waiting))
-            self._due = [(due if copy.failures else 0.0, n, copy) for due, n, copy in self._due]
-            heapq.heapify(self._due)
+            # in order of time; also those that failed: the backoff may be longer than what is left
+            self._due = [(0.0, n, copy) for n, (_, _, copy) in enumerate(sorted(self._due), -len(self._due))]
         self._wake()
 
     async def run(self) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import attrs
+import trio
 
 from actors.errors import ObserverFailed
 from settlement.delivery import Delivery
@@ -102,24 +103,34 @@ Event: TypeAlias = Attached | Broke | Booked | HandlerErred | Noticed | Degraded
 Observer: TypeAlias = Callable[[Event], None]
 
 
-@attrs.frozen
 class Tell:
-    """Tells every observer; raises `ObserverFailed` after all were told, for the first that raised."""
+    """Tells every observer. One that raises fails the runtime, but not who told: the books are kept to the end."""
 
-    observers: tuple[Observer, ...] = attrs.field(converter=tuple[Observer, ...])
+    def __init__(self, observers: tuple[Observer, ...]) -> None:
+        self.observers = observers
+        self.failure: ObserverFailed | None = None
+        """The first."""
+        self._failed = trio.Event()
 
     def __bool__(self) -> bool:
         return bool(self.observers)
 
     def __call__(self, event: Event) -> None:
-        failed: tuple[Observer, Exception] | None = None
         for observer in self.observers:
             try:
                 observer(event)
-            except Exception as error:  # noqa: BLE001 -- raised below, under a type of ours (DESIGN 2)
-                failed = failed or (observer, error)
-        if failed is not None:
-            raise ObserverFailed(failed[0], event) from failed[1]
+            except Exception as error:
+                if self.failure is None:
+                    log.exception("observer %r failed at %s", observer, type(event).__name__)
+                    self.failure = ObserverFailed(observer, event)
+                    self.failure.__cause__ = error
+                    self._failed.set()
+
+    async def until_failed(self) -> NoReturn:
+        """Raise `ObserverFailed` when an observer has raised. Cancellation: nothing was done."""
+        await self._failed.wait()
+        assert self.failure is not None  # noqa: S101 -- it is set before the event
+        raise self.failure
 
 
 def ids(deliveries: Iterable[Delivery[Any]]) -> str:

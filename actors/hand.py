@@ -2,7 +2,7 @@
 
 Owns `open`, the places and the reserved room among the copies. Told by plain calls, in the tick in which something
 became true; whoever learns that a verb was said removes the delivery here. What is still open when the life ends is
-booked by `close`, so that no delivery is without a line. Nothing here waits but `place` and `freed`.
+booked by `close`, so that no delivery is without a line. Nothing here waits but `place` and `reserve`.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Hand:
         if self._awaited and (event := self._awaited.pop(received, None)) is not None:
             event.set()
 
-    async def freed(self, received: Received[Any]) -> None:
-        """Wait until `free(received)`, which is still to come. Cancellation: nothing was done."""
+    def freeing(self, received: Received[Any]) -> trio.Event:
+        """Set by `free(received)`, which is still to come."""
         event = self._awaited[received] = trio.Event()
-        await event.wait()
+        return event
 
     def ended(self, line: Line, batch: Sequence[Received[Any]]) -> None:
         """These have ended in `line`."""

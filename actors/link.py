@@ -66,13 +66,14 @@ class Life:
     async def run(self, attached: Callable[[], None], gate: trio.Event) -> None:
         """Attach, report it, wait for the gate, then work until drained. Raises what ends the life."""
         name = self.seat.subscription.name
-        async with self.seat.source.attach(name, self._lost, self.seat.drain.goodbye) as self.link:
+        async with self.seat.source.attach(name, self._lost, self.seat.drain.exit) as self.link:
             attached()
             await gate.wait()
             self.settler = Settler(name, self.link, self.hand, self._rest)
             try:
                 async with trio.open_nursery() as beside:
                     beside.start_soon(self._hear_the_drain)
+                    beside.start_soon(self.link.until_broken)
                     if self.keeper is not None:
                         beside.start_soon(self.keeper.run, self.link)
                     await self._work()

@@ -96,6 +96,8 @@ class Runtime:
                     opened.enter_context(connection.broker.opened())
                 startup = StartUp([*self._seats, *(connection.broker for connection in connections)])
                 await self._run(connections, startup, task_status)
+            if self._tell.failure is not None:  # at the very end
+                raise ExceptionGroup("an observer failed", [self._tell.failure])
             failed = False
         except BaseExceptionGroup as group:
             started = startup is not None and startup.gate.is_set()
@@ -111,28 +113,31 @@ class Runtime:
                 outer.start_soon(connection.run, startup, self._copies_owed)
             try:
                 async with trio.open_nursery() as clock:
+                    clock.start_soon(self._tell.until_failed)
                     async with trio.open_nursery() as seats:
                         starting = trio.CancelScope()
-                        clock.start_soon(self._hear_the_drain, startup, starting, seats.cancel_scope)
+                        clock.start_soon(self._hear_the_drain, startup, starting)
                         for seat in self._seats.values():
                             seats.start_soon(seat.run, startup)
                         with starting:
                             await startup.complete()
                         task_status.started()
-                        log.info("running: %s", ", ".join(self._seats))
+                        if starting.cancel_called:  # drained, and nothing was taken yet
+                            seats.cancel_scope.cancel()
+                        else:
+                            log.info("running: %s", ", ".join(self._seats))
                     clock.cancel_scope.cancel()
             finally:
-                deadline = trio.current_time() + self._drain.goodbye
+                deadline = trio.current_time() + self._drain.exit
                 for connection in connections:
                     connection.finish(deadline)
 
-    async def _hear_the_drain(self, startup: StartUp, starting: trio.CancelScope, seats: trio.CancelScope) -> None:
+    async def _hear_the_drain(self, startup: StartUp, starting: trio.CancelScope) -> None:
         drain = self._drain
         await drain.requested.wait()
         log.info("draining: %s", ", ".join(self._seats))
-        if not startup.gate.is_set():  # nothing was taken yet
+        if not startup.gate.is_set():
             starting.cancel()
-            seats.cancel()
             return
         await trio.sleep(drain.grace)
         drain.grace_over.set()

@@ -105,9 +105,9 @@ class Seat:
             self._links.cancel()
 
     def stop(self) -> None:
-        """Grace and goodbye are over: the life ends now. Copies that it leaves behind get the goodbye of the exits."""
+        """Grace and goodbye are over: the life ends now. Copies that it leaves behind get as long as its exit."""
         now = trio.current_time()
-        self.copies.finish(now if self._life is None else now + self.drain.goodbye)
+        self.copies.finish(now if self._life is None else now + self.drain.exit)
         self._links.cancel()
 
     @property

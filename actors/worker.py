@@ -38,6 +38,8 @@ class Worker:
         self._keeper = life.keeper
         self._subscription = life.seat.subscription
         self._serial = self._subscription.concurrency == 1
+        self._says = life.link_settles is Settles.ALONE
+        """Verbs by a plain call, rather than through the settler's channel."""
         self.scope: trio.CancelScope | None = None
         """Of the handler that runs now; the end of grace cancels it."""
 
@@ -91,28 +93,34 @@ class Worker:
         log.error("%s: delivery %s %s, answered %s", name, delivery.id, what, answer, exc_info=error)
         return answer
 
-    async def _order(self, received: Received[Any], ending: Ending, orders: trio.MemorySendChannel[Order]) -> None:
-        """Have the ending decided and carried out; at concurrency 1, until its place is free or its wait has begun."""
+    async def _order(
+        self, received: Received[Any], ending: Ending, orders: trio.MemorySendChannel[Order]
+    ) -> trio.Event | None:
+        """Have the ending decided and carried out.
+
+        Returns what a worker at concurrency 1 waits for before its next delivery: the place's return, unless that has
+        come already, or the delivery is held (DESIGN 3.1).
+        """
         life, keeper = self._life, self._keeper
         plan = life.seat.source.decide(ending, received.delivery, self._subscription.policy)
         if plan.notice is not None:
             life.seat.books.noticed(received.delivery, plan.notice)
         if plan.before:
             life.walk(received, plan, orders)
-            if self._serial and not isinstance(plan.before[0], Wait):
-                await self._hand.freed(received)
-            return
+            held = isinstance(plan.before[0], Wait)
+            return self._hand.freeing(received) if self._serial and not held else None
         if plan.after and not await self._reserved(received):
-            return
+            return None
         if keeper is not None and keeper.expired(received):
             self._hand.release(received)
             self._hand.free(received)
-            return
+            return None
         order = Order(received, plan)
-        if self._serial or life.link_settles is Settles.ALONE:
+        if self._says:
             await life.settler.say([order])
-        else:
-            orders.send_nowait(order)
+            return None
+        orders.send_nowait(order)
+        return self._hand.freeing(received) if self._serial else None
 
     async def _reserved(self, received: Received[Any]) -> bool:
         """Take room among the copies, in the delivery's scope: the end of grace leaves it unsettled (DESIGN 3.7)."""
@@ -149,6 +157,10 @@ class SingleWorker(Worker):
 
     _subscription: Subscription[Any]
 
+    def __init__(self, life: Life) -> None:
+        super().__init__(life)
+        self._says = self._says or self._serial  # there is nothing to say together
+
     async def run(self, work: trio.MemoryReceiveChannel[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
         """As `Worker.run`."""
         take = work.receive_nowait
@@ -171,7 +183,7 @@ class SingleWorker(Worker):
     async def _handle(self, received: Received[Any], orders: trio.MemorySendChannel[Order]) -> None:
         delivery = self._decoded(received)
         if not isinstance(delivery, Delivery):
-            await self._order(received, delivery, orders)
+            await self._carry_out(received, delivery, orders)
             return
         subscription = self._subscription
         failure: Exception | None = None
@@ -197,7 +209,11 @@ class SingleWorker(Worker):
             self._hand.leave(received)
             return
         ending = cast("Ending", result or ACK) if failure is None else self._answer(delivery, failure)
-        await self._order(received, ending, orders)
+        await self._carry_out(received, ending, orders)
+
+    async def _carry_out(self, received: Received[Any], ending: Ending, orders: trio.MemorySendChannel[Order]) -> None:
+        if (freeing := await self._order(received, ending, orders)) is not None:
+            await freeing.wait()
 
 
 def no_outcome(result: object) -> TypeError:

@@ -93,6 +93,15 @@ class Link(ABC, Generic[R]):
         Cancellation: each order is unknown.
         """
 
+    async def until_broken(self) -> NoReturn:
+        """Wait until this life is over, and raise what ended it: heard also while nothing else is asked of the link.
+
+        A link that learns of it by its other calls alone waits for ever.
+
+        Cancellation: nothing was done.
+        """
+        await trio.sleep_forever()
+
     async def extend(self, held: Sequence[Received[R]]) -> Sequence[Received[R]]:
         """Extend the leases, move `expires` of those that were confirmed, and return those that are lost.
 
@@ -159,9 +168,9 @@ class Publisher(ABC):
 
         In weather it waits for the connection's next life: bound it with a scope of your own. Raises `NotConnected`
         before the broker is opened and after it was closed, `RuntimeError` in another `trio.run` than the one it is
-        open in (from a thread: `trio.from_thread.run(publisher.publish, …)`), `PublishNotAccepted` where the broker does not take the
-        message, `LinkBroken` where the connection broke while the message was on the wire (it may or may not have
-        arrived, and is never sent again by itself).
+        open in (a thread comes in by `trio.from_thread.run(publisher.publish, …)`), `PublishNotAccepted` where the
+        broker does not take the message, `LinkBroken` where the connection broke while the message was on the wire (it
+        may or may not have arrived, and is never sent again by itself).
 
         Cancellation: the message was published or not.
         """

@@ -8,7 +8,7 @@ older life, finds its delivery no longer among `unsettled`, and so changes nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import trio
 
@@ -37,6 +37,7 @@ class MemoryLink(Link[bytes]):
         self.unsettled: dict[Received[bytes], Message] = {}
         self.stopped = False
         self._over: tuple[type[LinkError], str] | None = None
+        self._ended = trio.Event()
         self._left: set[Received[bytes]] = set()
         """Unsettled still, after a verdict: no longer in the caller's books."""
         self._saying: set[Received[bytes]] = set()
@@ -109,6 +110,15 @@ class MemoryLink(Link[bytes]):
             store.wake()
         return verdicts
 
+    async def until_broken(self) -> NoReturn:
+        """Wait until this life is over, and raise what ended it.
+
+        Cancellation: nothing was done.
+        """
+        await self._ended.wait()
+        self._check()
+        raise AssertionError("unreachable: a life that is over says why")
+
     async def extend(self, held: Sequence[Received[bytes]]) -> Sequence[Received[bytes]]:
         """Extend the leases: each confirmed one ends a whole lease from now.
 
@@ -150,6 +160,7 @@ class MemoryLink(Link[bytes]):
         if self._over is not None:
             return
         self._over = (kind, why)
+        self._ended.set()
         for message in self.unsettled.values():
             self.store.let_go(message, why)
         self.unsettled.clear()

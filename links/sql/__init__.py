@@ -1,4 +1,30 @@
-"""Queue tables in a SQL database: today SQLite, in the lease form."""
+"""Queue tables in a SQL database: today SQLite, in the lease form.
+
+The table is yours; the library makes none and changes none. One that has everything, with the index that a claim walks
+along (where finished rows stay, keep them out of it):
+
+    CREATE TABLE orders (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        body BLOB NOT NULL,
+        headers TEXT,
+        customer TEXT,
+        attempt INTEGER NOT NULL DEFAULT 1,
+        retry_after REAL NOT NULL DEFAULT (julianday('now') * 86400.0 - 210866760000.0),
+        locked_until REAL,
+        processed_at REAL
+    );
+    CREATE INDEX orders_due ON orders (retry_after, id) WHERE processed_at IS NULL;
+
+and what to say of it:
+
+    orders = Table(
+        "orders", id="id", payload="body", headers="headers", partition_key="customer", attempt="attempt",
+        retry_after="retry_after", locked_until="locked_until", processed_at="processed_at", generated=["id"],
+    )
+
+With groups the index begins with the group's column, with priorities the priority comes before retry_after. No index
+holds locked_until or attempt: every claim writes both.
+"""
 
 from links.sql.broker import SqlBroker as SqlBroker
 from links.sql.publisher import SqlPublisher as SqlPublisher

@@ -124,10 +124,10 @@ class SqlBroker(Broker):
             raise ValueError(f"group must be None where to is a name, not {group!r}: the name is the group's")
         routes = self._routes.get(to, [])
         if len(routes) != 1:
-            known = ", ".join(sorted(map(repr, self._routes))) or "nothing"
+            known = ", ".join(sorted(map(repr, self._routes))) or "none yet"
             raise ValueError(
-                f"to must be one of {known}, not {to!r} ({len(routes)} routes): make a queue of it, call "
-                "broker.table(table), or use publisher(table, group=…)"
+                f"to must be a name with one route here ({known}), not {to!r} with {len(routes)}: make a queue of it, "
+                "call broker.table(table), or use publisher(table, group=…)"
             )
         return SqlPublisher(self, *routes[0])
 

@@ -27,6 +27,8 @@ def _body(payload: object) -> bytes:
 
 
 def _name(value: object) -> str:
+    if type(value) is int:
+        return str(value)
     match value:
         case str():
             return value

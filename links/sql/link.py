@@ -26,7 +26,7 @@ from links.sql.sqlite_jobs import Claim, Extend, Job, LetGo, Said, Settle
 from links.sql.sqlite_lease import BadText, LeaseForm
 from links.sql.sqlite_writer import PATIENCE, Writer
 from links.sql.wakes import Paused, Wakes
-from settlement.sql import Delay, MoveToGroup, MoveToTable, PutBack, Verb
+from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
 
 __all__ = ["SqliteLink"]
 
@@ -36,6 +36,10 @@ _log = logging.getLogger(__name__)
 
 Tell: TypeAlias = Callable[[str, str | None], None]
 """Wake the queue of this table, and of this group where it is not None."""
+
+
+_LANDING = 0.5
+"""Seconds that a hop is waited for beyond the patience, so that it can say that nothing was changed."""
 
 
 class SqliteLink(Link[R]):
@@ -114,8 +118,11 @@ class SqliteLink(Link[R]):
                 for each in [back] if back else [*self._returning]:
                     await each.done.wait()
             raise
-        job.check(f"claim of {self._subscription!r}")
         claimed = self._received(job)
+        if self._stopped:
+            self._let_go(restored=claimed)
+            return []
+        job.check(f"claim of {self._subscription!r}")
         self._held.update(dict.fromkeys(claimed))
         return claimed
 
@@ -135,8 +142,16 @@ class SqliteLink(Link[R]):
         return [self._reader.read(row, expires) for row in rows]
 
     def stop(self) -> None:
-        """Take nothing more; what was claimed ahead is given back, its attempts as they were."""
+        """Take nothing more; what was claimed ahead is given back, its attempts as they were.
+
+        A claim that has not begun is withdrawn (S-2.13).
+        """
         self._stopped = True
+        for job in [*self._open]:
+            if isinstance(job, Claim):
+                self._writer.withdraw(job)
+            elif isinstance(job, Settle) and job.sent == 0:
+                job.claim = None
         self._let_go(restored=[*self._ahead])
         self._ahead.clear()
 
@@ -150,12 +165,13 @@ class SqliteLink(Link[R]):
         Cancellation: shielded for as long as the goodbye may last (1 s at least); so the verdicts are true, and a
         cancellation is noticed at the caller's next checkpoint.
         """
+        settling = [order.received for order in orders]
         said = [Said(order.received, verb) for order in orders if (verb := order.plan.verb) is not None]
         job: Settle | None = None
-        self._settling.update(order.received for order in orders)
+        self._settling.update(settling)
         try:
-            with trio.move_on_after(self._patience, shield=True):
-                while any(each.received in self._extending for each in said):
+            with trio.move_on_after(self._patience + _LANDING, shield=True):
+                while not self._extending.isdisjoint(settling):
                     await self._extended.wait()
                 claim = None
                 if self._full and not self._stopped:
@@ -166,7 +182,7 @@ class SqliteLink(Link[R]):
                 self._writer.submit(job)
                 await job.done.wait()
         finally:
-            self._settling.difference_update(order.received for order in orders)
+            self._settling.difference_update(settling)
         if job is not None and not job.done.is_set():
             self._writer.withdraw(job)
         if job is None:
@@ -184,17 +200,16 @@ class SqliteLink(Link[R]):
         """Take in what a settlement came to, also where its caller no longer waits."""
         failed: list[Received[R]] = []
         for said in job.said:
-            received = said.received
-            match said.verdict:
-                case None:
-                    self._held.pop(received, None)
-                    if self._paused:
-                        self._paused.forget(received.token[0])
+            received, verdict = said.received, said.verdict
+            if isinstance(verdict, NotApplied) and not isinstance(job.error, ConnectionBroken):
+                failed.append(received)
+                continue
+            self._held.pop(received, None)
+            if verdict is None:
+                if self._paused:
+                    self._paused.forget(received.token[0])
+                if type(said.verb) is not Finish:
                     self._wake_for(said.verb, claimed=job.claim is not None)
-                case NotApplied() if not isinstance(job.error, ConnectionBroken):
-                    failed.append(received)
-                case _:
-                    self._held.pop(received, None)
         if job.claim is not None:
             self._claimed_ahead(job, job.claim)
         self._pause(failed, locked=isinstance(job.error, CallBroken))
@@ -243,6 +258,8 @@ class SqliteLink(Link[R]):
         mine = [each for each in held if each in self._held and each not in busy]
         if not mine:
             await trio.lowlevel.checkpoint()
+            if self._writer.error is not None:
+                raise ConnectionBroken(f"extension of {self._subscription!r}: {self._writer.error}")
             return []
         job = Extend(self._form, mine, PATIENCE)
         self._extending.update(mine)

@@ -7,6 +7,7 @@ and writes later fails at once where somebody else wrote in between (lab/SQL.md 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import stat
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ class Connection:
     def __init__(self, path: Path, name: str, synchronous: Literal["NORMAL", "FULL"]) -> None:
         self._path, self._name, self._synchronous = path, name, synchronous
         self._connection: sqlite3.Connection | None = None
+        self._file = (0, 0)
 
     @property
     def _open(self) -> sqlite3.Connection:
@@ -48,12 +50,12 @@ class Connection:
     def open(self) -> None:
         """Open the file, which must exist. Raises `LinkRefused`; `Busy` where another connection holds it."""
         try:
-            folder = stat.S_ISDIR(self._path.stat().st_mode)
+            found = self._path.stat()
         except OSError as error:
             raise LinkRefused(
                 f"{self._name}: {error.strerror}; create the database and its tables first, where this user may read it"
             ) from error
-        if folder:
+        if stat.S_ISDIR(found.st_mode):
             raise LinkRefused(f"{self._name}: this is a folder; name the database file")
         try:
             connection = sqlite3.connect(
@@ -84,7 +86,7 @@ class Connection:
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
+        self._connection, self._file = connection, (found.st_dev, found.st_ino)
 
     def _refused(self, error: sqlite3.Error) -> LinkRefused:
         match primary_code(error):
@@ -121,6 +123,7 @@ class Connection:
 
     def _together(self, works: Sequence[Work]) -> None:
         connection = self._open
+        self._look()
         try:
             connection.execute("BEGIN IMMEDIATE")
             now = sqlite_times.now()
@@ -136,6 +139,15 @@ class Connection:
             if is_fatal(error):
                 raise Fatal(str(error)) from error
             raise
+
+    def _look(self) -> None:
+        """In WAL mode SQLite does not notice that its file was taken away: it would confirm what is lost."""
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 -- half the price of Path.stat, and this is every hop
+        except OSError as error:
+            raise Fatal(f"the file is gone: {error.strerror}") from error
+        if (found.st_dev, found.st_ino) != self._file:
+            raise Fatal("the file was replaced by another")
 
     def interrupt(self) -> None:
         """End the statement that runs, from another thread."""

@@ -121,6 +121,11 @@ class Claim(Job):
         self.rows = []
         self.rows = self._form.claim(connection, now, self.room, self._paused)
 
+    def fail(self, error: BaseException) -> None:
+        """Nothing was claimed, whatever a try before found."""
+        super().fail(error)
+        self.rows = []
+
     @property
     def full(self) -> bool:
         """Were there as many rows as were asked for?"""

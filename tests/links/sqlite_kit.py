@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import attrs
+import pytest
 import trio
 
 from links.abc import Link, Order, Received
-from links.sql import SqlBroker, SqlQueue, Table
+from links.sql import SqlBroker, SqlQueue, Table, sqlite
+from links.sql.sqlite_jobs import Job
 from settlement import Policy
 from settlement.ledger import Line
 from settlement.plans import Plan
 from settlement.policy import Ending
-from settlement.sql import Verb
+from settlement.sql import Finish, Verb
 
 TIMES = ("REAL", "INTEGER", "TEXT")
 """The declared types that hold a time."""
@@ -76,6 +79,7 @@ class Database:
         )
         with closing(sqlite3.connect(self.path)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = OFF")
             connection.execute(f"CREATE TABLE jobs ({columns})")
             connection.execute(f"CREATE TABLE dead ({columns})")
         return self
@@ -101,16 +105,18 @@ class Database:
             return connection.execute(statement, values).fetchall()
 
     def add(self, *payloads: bytes, group: str | None = None) -> None:
-        for payload in payloads:
+        with closing(sqlite3.connect(self.path, timeout=5.0)) as connection, connection:
             if group is None:
-                self.run("INSERT INTO jobs (payload) VALUES (?)", payload)
+                connection.executemany("INSERT INTO jobs (payload) VALUES (?)", [(each,) for each in payloads])
             else:
-                self.run("INSERT INTO jobs (payload, grp) VALUES (?, ?)", payload, group)
+                connection.executemany(
+                    "INSERT INTO jobs (payload, grp) VALUES (?, ?)", [(each, group) for each in payloads]
+                )
 
     def rows(self, table: str = "jobs") -> list[dict[str, Any]]:
         with closing(sqlite3.connect(self.path, timeout=5.0)) as connection:
             connection.row_factory = sqlite3.Row
-            return [dict(row) for row in connection.execute(f"SELECT * FROM {table} ORDER BY id")]
+            return [dict(row) for row in connection.execute(f"SELECT * FROM {table} ORDER BY id")]  # noqa: S608
 
     def row(self, table: str = "jobs") -> dict[str, Any]:
         (row,) = self.rows(table)
@@ -123,7 +129,7 @@ class Foreigner:
     def __init__(self, database: Database) -> None:
         self.connection = sqlite3.connect(database.path, isolation_level=None, timeout=5.0)
 
-    def __enter__(self) -> Foreigner:
+    def __enter__(self) -> Self:
         self.connection.execute("BEGIN IMMEDIATE")
         return self
 
@@ -174,3 +180,31 @@ def near(moment: float, expected: float, slack: float = 3.0) -> bool:
 
 def now() -> float:
     return time.time()
+
+
+def finish(received: Sequence[Received[Any]]) -> list[Any]:
+    return [say(each, Finish()) for each in received]
+
+
+class Gate:
+    """Holds the database's thread before BEGIN, so that a test can act while a hop is under way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self.entered = 0
+        original = sqlite.Connection.transact
+
+        def transact(connection: sqlite.Connection, jobs: Sequence[Job]) -> None:
+            self.entered += 1
+            assert self._open.wait(10)
+            original(connection, jobs)
+
+        monkeypatch.setattr(sqlite.Connection, "transact", transact)
+
+    def shut(self) -> None:
+        self.entered = 0
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()

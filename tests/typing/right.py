@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from actors import BatchSubscription, Runtime, Statistics, Subscription, open_runtime
-from actors.events import Event
+from actors.events import DrainBegan, Event
 from actors.testing import a_delivery, run_once
 from links.abc import Publisher
 from links.memory import MemoryBroker
@@ -68,7 +68,7 @@ async def maybe(delivery: Delivery[Order]) -> Outcome | None:
 
 
 async def forget(delivery: Delivery[Order]) -> None:
-    print(delivery.message.id, delivery.key, delivery.redelivery_count)
+    assert delivery.key is None or delivery.message.id == delivery.redelivery_count
 
 
 async def only_acks(delivery: Delivery[Order]) -> Ack:
@@ -99,10 +99,10 @@ class Counter:
     """A handler may be an object, a bound method, or a nested function."""
 
     async def __call__(self, delivery: Delivery[Order]) -> Outcome:
-        return Ack()
+        return Ack() if delivery.message.id else Drop()
 
     async def method(self, delivery: Delivery[bytes]) -> None:
-        return None
+        assert delivery.message
 
 
 # --- declarations
@@ -146,15 +146,17 @@ Policy()
 Policy(max_attempts=5)
 Policy(max_attempts=5, dead_letter="orders.dead")
 Policy(dead_letter=elsewhere, on_error=DeadLetter(), on_undecodable=DeadLetter())
-Policy(on_error=answer, failures={TimeoutError: RetryAfter(5), KeyError: Drop(), OSError: FailFast(), ValueError: answer})
-Subscription(queue, raw, policy=Policy(on_error=lambda delivery, error: RetryAfter(delivery.attempt)))
+Policy(
+    on_error=answer, failures={TimeoutError: RetryAfter(5), KeyError: Drop(), OSError: FailFast(), ValueError: answer}
+)
+Subscription(queue, raw, policy=Policy(on_error=lambda delivery, error: Drop(f"{error} of {delivery.id}")))
 
 
 # --- running
 
 
 def observe(event: Event) -> None:
-    print(event)
+    assert event != DrainBegan()
 
 
 async def main() -> None:
@@ -163,7 +165,7 @@ async def main() -> None:
         await memory.publisher("orders").send(Letter(b"{}", deliver_after=1.5))
         books: Ledger = runtime.ledger("two")
         state: dict[str, Statistics] = runtime.statistics()
-        print(books.balanced, state["two"].in_hand)
+        assert books.balanced or state["two"].in_hand
         runtime.drain()
         await runtime.finished()
     async with trio.open_nursery() as nursery:

@@ -1,0 +1,175 @@
+"""Checks of a link itself, through `links.abc` (K-18 is in `life`; K-24, K-25; L-1 to L-6 are this suite's own).
+
+L-1  `receive` is all or nothing under cancellation
+L-2  `give_back` returns what was never started
+L-3  a lease is kept by `extend`
+L-4  a lost lease is a `LeaseLost` verdict, and changes nothing
+L-5  after `stop` nothing is taken, and what is in hand can be settled
+L-6  a link that ends gives back everything that is unsettled, and nothing else
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from links.abc import Link, Received, Source
+from links.errors import LeaseLost
+from links.testing.trial import Trial, check, numbered
+from settlement import Ack, Drop
+
+
+@check("K-24", "K-26")
+async def settling_out_of_order(trial: Trial) -> None:
+    """Verbs said out of order are carried out for the right messages, with one verdict for each order; those for which
+    nothing was said return.
+    """
+    name, broker = await trial.queue(), trial.harness.broker()
+    async with broker.connect(), trial.attached(broker, name) as (source, link):
+        await trial.publish(broker, name, *numbered(5))
+        held = {each.delivery.body: each for each in await trial.take(link, 5)}
+        trial.equal(sorted(held), numbered(5), "received")
+        verdicts = await trial.say(source, link, Ack(), held[b"m3"], held[b"m1"])
+        verdicts += await trial.say(source, link, Drop(), held[b"m0"])
+        trial.equal(verdicts, [None] * 3, "verdicts")
+    await trial.remains(name, b"m2", b"m4")
+
+
+@check("K-25", "L-6", "K-26")
+async def a_link_that_ends_gives_back(trial: Trial) -> None:
+    """The goodbye of a link gives back what is unsettled, each message once, and nothing that was settled."""
+    name, broker = await trial.queue(), trial.harness.broker()
+    async with broker.connect(), trial.attached(broker, name) as (source, link):
+        await trial.publish(broker, name, *numbered(4))
+        held = await trial.take(link, 4, room=2)
+        settled = next(each for each in held if each.delivery.body == b"m2")
+        trial.equal(await trial.say(source, link, Ack(), settled), [None], "verdicts")
+    await trial.remains(name, b"m0", b"m1", b"m3")
+
+
+@check("L-1")
+async def receive_is_all_or_nothing(trial: Trial) -> None:
+    """Whenever `receive` is cancelled, each message was handed over or comes again on the same link, and none does
+    both.
+    """
+    name, broker = await trial.queue(), trial.harness.broker()
+    rounds, taken = 20, list[Received[Any]]()
+    async with broker.connect(), trial.attached(broker, name) as (source, link):
+        publisher = trial.harness.publisher(broker, name)
+        for number in range(rounds):
+            async with trio.open_nursery() as nursery:
+                scope = await nursery.start(_take_some, link, taken)
+                await publisher.publish(b"m%d" % number)
+                for _ in range(number % 5):  # as far as so many steps of the scheduler
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+        taken += await trial.take(link, rounds - len(taken))
+        trial.equal(sorted(each.delivery.body for each in taken), sorted(numbered(rounds)), "handed over, once each")
+        for each in taken:
+            trial.equal(await trial.say(source, link, Ack(), each), [None], "verdicts of what was handed over")
+    await trial.remains(name)
+
+
+async def _take_some(
+    link: Link[Any], taken: list[Received[Any]], *, task_status: trio.TaskStatus[trio.CancelScope]
+) -> None:
+    with trio.CancelScope() as scope:
+        task_status.started(scope)
+        taken += await link.receive(3)
+
+
+@check("L-2")
+async def giving_back(trial: Trial) -> None:
+    """`give_back` returns at once, and uncounted, what was never started; where it cannot, the detach does."""
+    name, broker = await trial.queue(), trial.harness.broker()
+    async with broker.connect(), trial.attached(broker, name) as (source, link):
+        await trial.publish(broker, name, *numbered(2))
+        held = await trial.take(link, 2)
+        await link.give_back([each for each in held if each.delivery.body == b"m1"])
+        if trial.can.gives_back:
+            again = await trial.take(link, 1)
+            trial.equal([(each.delivery.body, each.delivery.attempt) for each in again], [(b"m1", 1)], "given back")
+            await trial.say(source, link, Ack(), *again)
+    await trial.remains(name, *(numbered(1) if trial.can.gives_back else numbered(2)))
+
+
+@check("L-3")
+async def extending(trial: Trial) -> None:
+    """A lease that is extended in time is kept beyond its length: nobody else gets the message, and it can be settled.
+    Without leases `expires` is None.
+    """
+    name, broker, lease = await trial.queue(), trial.harness.broker(), trial.can.lease
+    async with broker.connect(), trial.attached(broker, name, lease=lease) as (source, link):
+        await trial.publish(broker, name, b"held")
+        held = await trial.take(link, 1)
+        if lease is None:
+            trial.equal(held[0].expires, None, "expires")
+        else:
+            await _keep(trial, link, held, lease)
+        trial.equal(await trial.say(source, link, Ack(), *held), [None], "verdicts")
+    await trial.remains(name)
+
+
+async def _keep(trial: Trial, link: Link[Any], held: list[Received[Any]], lease: float) -> None:
+    others: list[Received[Any]] = []
+    lost: Sequence[Received[Any]] = []
+    before = 0.0
+    until = trio.current_time() + 1.5 * lease
+    async with trio.open_nursery() as nursery:
+        scope = await nursery.start(_take_some, link, others)
+        while trio.current_time() < until:
+            await trio.sleep(lease / 8)
+            before = held[0].expires or 0.0
+            lost = await link.extend(held)
+            if lost or (held[0].expires or 0.0) <= before:
+                break
+        scope.cancel()
+    trial.equal(list(lost), [], "lost leases")
+    trial.holds((held[0].expires or 0.0) > before, f"a later expiry than {before:.2f}", held[0].expires)
+    trial.equal([each.delivery.body for each in others], [], "received by others meanwhile")
+
+
+@check("L-4")
+async def losing_a_lease(trial: Trial) -> None:
+    """A lease that ran out is somebody else's: settling and extending the late delivery changes nothing, and the
+    verdict is `LeaseLost`. Without leases a delivery stays ours.
+    """
+    name, broker, lease = await trial.queue(), trial.harness.broker(), trial.can.lease
+    async with broker.connect(), trial.attached(broker, name, lease=lease) as (source, link):
+        await trial.publish(broker, name, b"slow")
+        late = await trial.take(link, 1)
+        if lease is None:
+            trial.equal(await trial.say(source, link, Ack(), *late), [None], "verdicts")
+        else:
+            await _lose(trial, source, link, late[0])
+    await trial.remains(name)
+
+
+async def _lose(trial: Trial, source: Source[Any], link: Link[Any], late: Received[Any]) -> None:
+    ended = late.expires or 0.0
+    await trio.sleep_until(ended)
+    again = await trial.take(link, 1)
+    trial.equal([each.delivery.body for each in again], [b"slow"], "received again")
+    trial.equal(again[0].delivery.attempt, 2 if trial.can.counts else 1, "its attempt")
+    trial.equal(list(await link.extend([late])), [late], "lost leases")
+    (verdict,) = await trial.say(source, link, Drop(), late)
+    trial.holds(isinstance(verdict, LeaseLost), "LeaseLost, the verdict of the late one", repr(verdict))
+    trial.holds((again[0].expires or 0.0) > ended, "a later expiry of the new one", again[0].expires)
+    trial.equal(await trial.say(source, link, Ack(), *again), [None], "verdicts of the new one")
+
+
+@check("L-5")
+async def stopping(trial: Trial) -> None:
+    """After `stop` what is in hand can be settled, and what is published waits for the next link, uncounted."""
+    name, broker = await trial.queue(), trial.harness.broker()
+    async with broker.connect(), trial.attached(broker, name) as (source, link):
+        await trial.publish(broker, name, b"before")
+        held = await trial.take(link, 1)
+        link.stop()
+        await trial.publish(broker, name, b"behind")
+        trial.equal(await trial.say(source, link, Ack(), *held), [None], "verdicts")
+    found = await trial.remaining(name)
+    wanted = [(b"behind", 1)] if trial.can.backlog else []
+    trial.equal([(each.body, each.attempt) for each in found], wanted, "a new connection finds, and its attempt")

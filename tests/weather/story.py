@@ -1,0 +1,344 @@
+"""What happened in a run on a `MemoryBroker`, in order, and what must be true of it whatever the weather was.
+
+One list holds the broker's own log, what observers were told, and the calls of handlers, so that what a runtime booked
+can be held against what was said at the queue, hand-over by hand-over. Nothing here believes a runtime's own counts.
+
+The invariants (`judge`), always:
+
+1. Every message was finished once at most and is at one place at the end; none is in anybody's hands.
+2. Every hand-over was taken into the books of one subscription in the tick of its delivery, and ended in exactly one
+   line. A line that stands for a verb was said, with that verb; a verb that was said is booked so, or *unknown*; what
+   is *unsettled* or *superseded* was not said, and came back. A verb is said only after an answer.
+3. A message (its body is its name) does not vanish: each original that was rejected for a copy has its copy or is
+   *lost* in the books, each accepted for a dead letter has been published there before. What there is too much, a fault
+   that doubles (an unknown verb, a lost confirmation, a publish before a verb that was never said) accounts for.
+4. Both books balance, nothing is in hand or waiting, and they are the fold of the events that observers were told.
+   Copies owed: one for each rejected original and each unknown one, no more.
+5. Never more than `limit` deliveries in hand, never more than `concurrency` handlers, never more than `max_waiting`
+   copies; at concurrency 1 the next handler starts when the delivery before it is booked.
+6. In each chain of copies and redeliveries the attempt grows with each call, and a retry is answered below the cap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from actors.events import Booked, Event
+from links.memory import Delivered, MemoryBroker, MemoryQueue, Published, Returned, Said, Unsaid, replay
+from settlement.delivery import Delivery
+from settlement.ledger import CopiesOwed, CopiesPublished, Ended, Ledger, Line, Took
+from settlement.memory import Accept, Reject, Verb
+from settlement.plans import Plan
+from settlement.policy import Ending, Policy
+
+__all__ = ["Consumer", "HandOver", "Story", "judge"]
+
+SAID = {Line.ACKED, Line.RETRIED, Line.DELAYED, Line.DROPPED, Line.DEAD_LETTERED}
+
+
+@attrs.define(eq=False)
+class Consumer:
+    """A subscription in one run of a runtime."""
+
+    name: str
+    queue: str
+    limit: int
+    concurrency: int
+    size: int
+    room: int
+    folded: Ledger = attrs.field(factory=Ledger)
+    """The fold of what observers were told."""
+    running: int = 0
+    until: float = math.inf
+    """When its last handler must have ended: at the end of grace, or of a cancellation."""
+
+
+@attrs.frozen
+class Told:
+    by: Consumer
+    entry: Booked
+
+
+@attrs.frozen
+class Started:
+    by: Consumer
+    which: tuple[tuple[str, int], ...]
+    """Id and attempt, which together name a hand-over that a handler was called for."""
+
+
+@attrs.frozen
+class Stopped:
+    by: Consumer
+    which: tuple[tuple[str, int], ...]
+
+
+@attrs.define(eq=False)
+class HandOver:
+    """One delivery, from the broker's side and from ours."""
+
+    id: str
+    attempt: int
+    delivery: Delivery[Any] | None = None
+    by: Consumer | None = None
+    plan: Plan[Any] | None = None
+    line: Line | None = None
+    said: Verb | None = None
+    returned: str | None = None
+    calls: int = 0
+
+    @property
+    def in_hand(self) -> bool:
+        """Has nobody said, booked or taken back anything yet?"""
+        return self.line is None and self.said is None and self.returned is None
+
+    @property
+    def body(self) -> bytes:
+        assert self.delivery is not None
+        return self.delivery.body
+
+
+class Story:
+    """Keeps what happened."""
+
+    def __init__(self, *brokers: MemoryBroker) -> None:
+        self.timeline: list[Any] = []
+        for broker in brokers:
+            broker.log = self.timeline
+        self.brokers = brokers
+        self.plans: dict[Delivery[Any], Plan[Verb]] = {}
+        self.consumers: list[Consumer] = []
+        self.handed: list[HandOver] = []
+        self.bodies: dict[tuple[str, str], bytes] = {}
+        self.ledgers: dict[str, Ledger] = {}
+
+    def consumer(self, name: str, queue: MemoryQueue, *, concurrency: int, size: int = 0) -> Consumer:
+        """Watch a subscription that is about to be made: its plans, and (by `observer`) its events."""
+        limit = queue.limit(concurrency, size or 1)
+        consumer = Consumer(name, queue.name, limit, concurrency, size, queue.copies)
+        self.consumers.append(consumer)
+        decide = queue.decide
+
+        def deciding(outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Verb]:
+            assert delivery not in self.plans, f"decided twice: {delivery}"
+            plan = self.plans[delivery] = decide(outcome, delivery, policy)
+            return plan
+
+        queue.decide = deciding  # type: ignore[method-assign]
+        return consumer
+
+    def observer(self, event: Event) -> None:
+        """Hear a runtime."""
+        if isinstance(event, Booked):
+            consumer = self.named(event.subscription)
+            consumer.folded.enter(event.entry)
+            waiting = consumer.folded.owed - consumer.folded.published - consumer.folded.lost
+            assert 0 <= waiting <= consumer.room, f"{waiting} copies wait in room for {consumer.room}"
+            self.timeline.append(Told(consumer, event))
+
+    def named(self, name: str) -> Consumer:
+        """A subscription that is watched."""
+        return next(each for each in self.consumers if each.name == name)
+
+    def started(self, consumer: Consumer, deliveries: Sequence[Delivery[Any]]) -> None:
+        """A handler was called."""
+        consumer.running += 1
+        assert consumer.running <= consumer.concurrency, "more handlers than concurrency"
+        self.timeline.append(Started(consumer, tuple((each.id, each.attempt) for each in deliveries)))
+
+    def stopped(self, consumer: Consumer, deliveries: Sequence[Delivery[Any]]) -> None:
+        """Its call ended."""
+        consumer.running -= 1
+        late = trio.current_time() - consumer.until
+        assert late <= 1e-6, f"a handler ran on for {late:g} s"
+        self.timeline.append(Stopped(consumer, tuple((each.id, each.attempt) for each in deliveries)))
+
+    def read(self, queue: str) -> None:
+        """Make `handed` of the timeline, and hold each entry against what came before it."""
+        now: dict[str, HandOver] = {}
+        named: dict[tuple[str, int], HandOver] = {}
+        of: dict[Delivery[Any], HandOver] = {}
+        mine: dict[Consumer, list[HandOver]] = defaultdict(list)
+        last: dict[Consumer, list[HandOver]] = defaultdict(list)
+        for item in self.timeline:
+            match item:
+                case Delivered(name, id, attempt):
+                    assert name == queue
+                    now[id] = named[id, attempt] = hand_over = HandOver(id, attempt)
+                    self.handed.append(hand_over)
+                case Told(by, Booked(entry=Took(), deliveries=deliveries)):
+                    for delivery in deliveries:
+                        hand_over = of[delivery] = now[delivery.id]
+                        assert hand_over.delivery is None, f"taken twice: {delivery}"
+                        hand_over.delivery, hand_over.by = delivery, by
+                        hand_over.plan = self.plans.get(delivery)
+                        self.bodies[queue, delivery.id] = delivery.body
+                        mine[by].append(hand_over)
+                    mine[by] = [each for each in mine[by] if each.in_hand]
+                    assert len(mine[by]) <= by.limit, f"{len(mine[by])} in hand, the limit is {by.limit}"
+                case Told(_, Booked(entry=Ended(line), deliveries=deliveries)):
+                    for delivery in deliveries:
+                        assert of[delivery].line is None, f"ended twice: {delivery}"
+                        of[delivery].line = line
+                case Said(name, id, verb) if name == queue:
+                    assert now[id].delivery is not None
+                    assert now[id].said is None and now[id].returned is None  # noqa: PT018
+                    now[id].said = verb
+                case Returned(name, id, why) if name == queue:
+                    assert now[id].said is None and now[id].returned is None  # noqa: PT018
+                    now[id].returned = why
+                case Started(by, which):
+                    if by.concurrency == 1:
+                        late = [each.id for each in last[by] if each.line is None]
+                        assert not late, f"handler of {which} started before {late} were booked"
+                    last[by] = [named[each] for each in which]
+                    for each in last[by]:
+                        each.calls += 1
+                        assert each.calls == 1, f"handler called twice for one delivery: {each}"
+                        assert each.line is None, f"handler called for a delivery that has ended: {each}"
+                case _:
+                    pass
+
+
+def entries(timeline: Iterable[Any]) -> list[Any]:
+    return [each for each in timeline if isinstance(each, Published | Delivered | Said | Unsaid | Returned)]
+
+
+def owed_for(story: Story, body: bytes) -> list[HandOver]:
+    """The deliveries of a message that copies may stand for."""
+    return [each for each in story.handed if each.body == body and each.plan is not None and each.plan.after]
+
+
+@attrs.frozen
+class Verdict:
+    """What a test may go on asking."""
+
+    calls: Counter[bytes]
+    """Handler calls for each message."""
+    doubled: int
+    """Messages that there are too many, all together."""
+    vanished: int
+    """Messages that are gone (each is counted as lost)."""
+
+
+def judge(
+    story: Story,
+    queue: str,
+    dead: tuple[MemoryBroker, str],
+    originals: Sequence[bytes],
+    *,
+    cap: int | None = None,
+    unconfirmed: int = 0,
+) -> Verdict:
+    """Raise `AssertionError` for the first invariant that does not hold.
+
+    `dead`: where dead letters go; `originals`: the messages, each with a body of its own; `unconfirmed`: how many
+    confirmations of copies and dead letters were lost.
+    """
+    main, (dead_broker, dead_queue) = story.brokers[0], dead
+    assert main.unsettled(queue) == 0, f"in somebody's hands at the end: {main.held(queue)}"
+    log = [each for each in entries(story.timeline) if each.queue == queue]
+    fates = replay(log)
+    assert fates.unsettled == ()
+    stored = [*main.store(queue).ready(), *(entry[2] for entry in main.store(queue).delayed)]
+    assert sorted(fates.stored) == sorted(message.id for message in stored)
+    story.read(queue)
+    for message in stored:
+        story.bodies[queue, message.id] = message.body
+
+    # 2: the two sides of each hand-over
+    for each in story.handed:
+        what = f"{each}"
+        assert each.delivery is not None, f"delivered, and not taken: {what}"
+        assert each.line is not None, f"not booked: {what}"
+        plan = each.plan
+        if each.said is not None:
+            assert plan is not None, f"said without an answer: {what}"
+            assert each.said in (plan.verb, plan.instead), f"said something else: {what}"
+        else:
+            assert each.returned is not None, f"neither said nor back: {what}"
+        if each.line in SAID:
+            assert plan is not None, f"booked without an answer: {what}"
+            right = {plan.line: plan.verb} | ({} if plan.instead is None else {Line.RETRIED: plan.instead})
+            assert each.said is not None, f"booked, not said: {what}"
+            assert right.get(each.line) == each.said, f"booked something else: {what}"
+        elif each.line is Line.UNKNOWN:
+            assert plan is not None, f"unknown without an order: {what}"
+        else:
+            assert each.line in (Line.UNSETTLED, Line.SUPERSEDED), what
+            assert each.said is None, f"said, and not booked so: {what}"
+
+    # 3: no message vanishes, and none is doubled without a reason
+    copies: Counter[bytes] = Counter()
+    for entry in log:
+        if isinstance(entry, Published):
+            copies[story.bodies[queue, entry.id]] += 1
+    assert set(copies) <= set(originals), "messages that nobody published"
+    letters: Counter[bytes] = Counter(message.body for message in dead_broker.store(dead_queue).ready())
+    moved: Counter[bytes] = Counter()
+    buried: Counter[bytes] = Counter()
+    may_copy: Counter[bytes] = Counter()
+    may_bury: Counter[bytes] = Counter()
+    for each in story.handed:
+        plan = each.plan
+        if plan is None:
+            continue
+        if plan.after:
+            if isinstance(each.said, Reject):
+                moved[each.body] += 1
+            elif each.line is Line.UNKNOWN:
+                may_copy[each.body] += 1
+        if plan.line is Line.DEAD_LETTERED:
+            if isinstance(each.said, Accept):
+                buried[each.body] += 1
+            else:
+                may_bury[each.body] += 1
+    doubled = vanished = 0
+    for body in originals:
+        assert copies[body] >= 1, f"{body!r} was never there"
+        excess = copies[body] - 1 - moved[body]
+        vanished += max(0, -excess)
+        doubled += max(0, excess)
+        assert excess <= may_copy[body] + unconfirmed, f"{body!r}: {excess} copies too many"
+        excess = letters[body] - buried[body]
+        doubled += max(0, excess)
+        assert excess >= 0, f"{body!r} was accepted for a dead letter that is not there"
+        assert excess <= may_bury[body] + unconfirmed, f"{body!r}: {excess} dead letters too many"
+    lost = sum(consumer.folded.lost for consumer in story.consumers)
+    assert vanished <= lost, f"{vanished} messages are gone, {lost} are counted as lost"
+
+    # 4: the books
+    for consumer in story.consumers:
+        ledger, folded = story.ledgers[consumer.name], consumer.folded
+        assert ledger.balanced, f"{ledger.deliveries}; {ledger.copies}"
+        assert (ledger.in_hand, ledger.waiting) == (0, 0), f"{ledger.deliveries}; {ledger.copies}"
+        assert ledger == folded, "the books are not the fold of the events"
+        own = [each for each in story.handed if each.by is consumer]
+        assert ledger.received == len(own)
+        owed = [each for each in own if each.plan is not None and each.plan.after]
+        assert ledger.owed == len([each for each in owed if each.line in (Line.DELAYED, Line.UNKNOWN)])
+        assert consumer.running == 0, "a handler runs on"
+    told = [each.entry.entry for each in story.timeline if isinstance(each, Told)]
+    published = sum(entry.count for entry in told if isinstance(entry, CopiesPublished))
+    assert published <= sum(copies.values()) - len(originals), "copies booked that are not there"
+    assert sum(entry.count for entry in told if isinstance(entry, CopiesOwed)) >= sum(moved.values())
+
+    # 6: attempts
+    attempts: dict[str, int] = {}
+    for each in story.handed:
+        before = attempts.get(each.id)
+        if before is None:
+            answered = {other.attempt for other in owed_for(story, each.body)} if each.attempt > 1 else {0}
+            assert each.attempt - 1 in answered, f"a copy that counts wrongly: {each}"
+        else:
+            assert each.attempt == before + 1, f"the attempt is not {before + 1}: {each}"
+        attempts[each.id] = each.attempt - (each.returned == "given back")
+        if each.plan is not None and each.plan.line in (Line.RETRIED, Line.DELAYED) and cap is not None:
+            assert each.attempt < cap, f"retried at the cap of {cap}: {each}"
+    calls = Counter(each.body for each in story.handed if each.calls)
+    return Verdict(calls, doubled, vanished)
