@@ -59,7 +59,7 @@ class Connection:
         async def pause(delay: float) -> bool:
             if not await self._drain.unless_requested(delay):
                 await trio.sleep(delay)
-                while not needed():
+                while not needed():  # noqa: ASYNC110 -- what other subscriptions owe, looked at as often as a retry
                     await trio.sleep(max(delay, 0.05))
             return True
 

@@ -7,7 +7,7 @@ then the copies, then the connections: 2 × `goodbye` in all.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 import trio
 
@@ -77,7 +77,9 @@ class Runtime:
         """What each subscription is doing, by name."""
         return {name: seat.statistics for name, seat in self._seats.items()}
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(  # noqa: ASYNC128 -- `_run` calls started
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Run until drained; reports started when every link is attached, or when a drain came before that.
 
         Raises a refusal at start-up bare, several as one `ExceptionGroup`; everything else as one flat group.
@@ -95,7 +97,7 @@ class Runtime:
                 for connection in connections:
                     opened.enter_context(connection.broker.opened())
                 startup = StartUp([*self._seats, *(connection.broker for connection in connections)])
-                await self._run(connections, startup, task_status)
+                await self._run(connections, startup, task_status.started)
             if self._tell.failure is not None:  # at the very end
                 raise ExceptionGroup("an observer failed", [self._tell.failure])
             failed = False
@@ -107,7 +109,7 @@ class Runtime:
                 self.block.cancel()
             self._finished.set()
 
-    async def _run(self, connections: list[Connection], startup: StartUp, task_status: trio.TaskStatus[None]) -> None:
+    async def _run(self, connections: list[Connection], startup: StartUp, started: Callable[[], None]) -> None:
         async with trio.open_nursery() as outer:
             for connection in connections:
                 outer.start_soon(connection.run, startup, self._copies_owed)
@@ -121,7 +123,7 @@ class Runtime:
                             seats.start_soon(seat.run, startup)
                         with starting:
                             await startup.complete()
-                        task_status.started()
+                        started()
                         if starting.cancel_called:  # drained, and nothing was taken yet
                             seats.cancel_scope.cancel()
                         else:

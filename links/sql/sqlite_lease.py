@@ -77,10 +77,13 @@ class LeaseForm:
         return rows
 
     def _expiry(self, now: int) -> int:
-        """The expiry of a claim at `now`; never that of the claim before, so that two claims of a row differ."""
+        """The expiry of a claim at `now`; no claim of the last second had it, so that two claims of a row differ.
+
+        Also by a clock that stands still or is set back a little; one that is set back by more makes new times.
+        """
         expiry = later(now, self.lease)
-        if expiry == self._last:
-            expiry += 1
+        if self._last - 1_000_000 < expiry <= self._last:
+            expiry = self._last + 1
         self._last = expiry
         return expiry
 

@@ -1,6 +1,6 @@
 """actors.batch_worker: sizes, waits, outcomes and failures of batches (C-7.4 to C-7.7, OQ-28)."""
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 
 import logging
 from collections.abc import Sequence

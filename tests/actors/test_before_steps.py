@@ -2,7 +2,7 @@
 3.6).
 """
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 
 import logging
 from typing import Any

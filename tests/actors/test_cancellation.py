@@ -1,6 +1,6 @@
 """An outside cancel, Ctrl-C and crashes: everything ends in time, nothing is said, nothing is hidden (DESIGN 4)."""
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 # ruff: noqa: PT012 -- a scenario raises where it ends
 
 import signal

@@ -1,6 +1,6 @@
 """actors.connection: one connection for all links of a broker, restarted after breaks, closed last (DESIGN 1, 4)."""
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 # ruff: noqa: PT012 -- a scenario raises where it ends
 
 import pytest

@@ -2,18 +2,31 @@
 3.7).
 """
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 
 import logging
+from collections.abc import Sequence
 
 import pytest
 import trio
 
 from actors import Subscription, open_runtime
+from links.abc import Order, Verdict
 from links.errors import LinkBroken, PublishNotAccepted
 from links.memory import MemoryBroker
 from settlement import Ack, Copies, Delivery, RetryAfter
-from tests.actors.scenery import HANGS, Clock, StageBroker, StageQueue, acked, answers, lines, numbered, stored
+from tests.actors.scenery import (
+    HANGS,
+    Clock,
+    StageBroker,
+    StageLink,
+    StageQueue,
+    acked,
+    answers,
+    lines,
+    numbered,
+    stored,
+)
 
 
 def times(broker: StageBroker) -> list[float]:
@@ -273,3 +286,19 @@ async def test_room_that_was_taken_returns_when_a_life_breaks(autojump_clock: Cl
         # one copy is owed for what was on the wire, so two of the three find room again
         assert (books.unknown, books.unsettled, books.delayed, books.in_hand) == (1, 2, 2, 1)
         assert books.waiting == 3
+
+
+async def test_a_copy_that_is_owed_after_the_goodbye_is_lost_in_the_books(autojump_clock: Clock) -> None:
+    """DESIGN 3.9, trap 'who closes what': a life that ends after its copies meets no closed channel, and is booked."""
+
+    class Rude(StageLink):
+        async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(60.0)
+            await trio.lowlevel.checkpoint()
+            return [None for _ in orders]
+
+    queue = StageQueue(StageBroker(), [b"x"], link=Rude)
+    async with open_runtime(Subscription(queue, answers(RetryAfter(9.0))), grace=1.0, goodbye=2.0) as runtime:
+        await trio.sleep(1.0)
+    assert lines(runtime.ledger("q")) == {"received": 1, "unknown": 1, "owed": 1, "lost": 1}

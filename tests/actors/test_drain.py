@@ -1,6 +1,6 @@
 """A drain, row by row of DESIGN 4: what is finished, what is given back, what hangs, and when it is over."""
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 
 import logging
 
@@ -323,22 +323,27 @@ async def test_a_drain_at_any_moment_of_a_busy_service(moment: float, autojump_c
 @pytest.mark.parametrize("owed", [False, True])
 async def test_a_connection_is_restarted_only_while_copies_are_owed(owed: bool, autojump_clock: Clock) -> None:
     """DESIGN 4: a connection that breaks during a drain is restarted only while copies are owed."""
-    broker = MemoryBroker("far")
-    broker.fill("q", numbered(1 + owed))
+    near, far = MemoryBroker("near"), MemoryBroker("far")
+    near.fill("long", [b"x"])
+    if owed:
+        far.fill("q", [b"x"])
     attached: list[float] = []
 
     def observer(event: Event) -> None:
         if isinstance(event, Attached) and event.name == "far":
             attached.append(trio.current_time())
 
-    handler = answers(*[RetryAfter(30.0)] * owed, Ack(), taking=0.5)
-    queue = broker.queue("q", delays=Copies(), limit=2)
-    async with open_runtime(Subscription(queue, handler), grace=60.0, observers=[observer]) as runtime:
-        await trio.sleep(0.6)
-        broker.fill("q", [b"late"])
-        await trio.sleep(0.6)
+    async with open_runtime(
+        Subscription(far.queue("q", delays=Copies()), answers(RetryAfter(30.0))),
+        Subscription(near.queue("long"), answers(taking=50.0)),
+        grace=60.0,
+        observers=[observer],
+    ) as runtime:
+        await trio.sleep(1.0)
         runtime.drain()
-        await trio.sleep(0.01)
-        broker.sever_connection()
+        await trio.sleep(1.0)
+        far.sever_connection()
         await runtime.finished()
+    assert trio.current_time() == 50.0
     assert len(attached) == 1 + owed
+    assert runtime.ledger("q").published == owed

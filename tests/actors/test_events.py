@@ -1,6 +1,6 @@
 """actors.events and actors.books: observers hear facts, one that fails ends the runtime, the books still balance."""
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 
 import logging
 
@@ -11,9 +11,9 @@ from actors import ObserverFailed, Subscription, open_runtime
 from actors.events import Booked, Degraded, DrainBegan, Event, HandlerErred, Noticed, Recovered
 from links.memory import MemoryBroker
 from settlement import Ack, Copies, Delivery, Drop, Ledger, Policy, Retry, RetryAfter
-from settlement.ledger import Ended, Line, Took
+from settlement.ledger import CopiesLost, Ended, Line, Took
 from settlement.plans import CapReached
-from tests.actors.scenery import Clock, answers, lines, numbered
+from tests.actors.scenery import HANGS, Clock, StageBroker, StageQueue, answers, lines, numbered
 
 
 async def a_busy_service(observer: object, *, cancel: bool = False) -> tuple[MemoryBroker, Ledger]:
@@ -187,3 +187,22 @@ async def test_every_line_is_told(autojump_clock: Clock) -> None:
     _, books = await a_busy_service(observer)
     for line in Line:
         assert heard.count(line) == lines(books).get(line.name.lower(), 0)
+
+
+async def test_an_observer_that_raises_at_the_very_end(autojump_clock: Clock) -> None:
+    """DESIGN 2: also what an observer raises at the last entry of the books leaves as `ObserverFailed`."""
+    told: list[Event] = []
+
+    def observer(event: Event) -> None:
+        if isinstance(event, Booked) and isinstance(event.entry, CopiesLost):
+            told.append(event)
+            raise KeyError
+
+    queue = StageQueue(StageBroker(publishing=HANGS), [b"x"])
+    with pytest.raises(ExceptionGroup) as caught:
+        async with open_runtime(
+            Subscription(queue, answers(RetryAfter(9.0))), grace=1.0, goodbye=1.0, observers=[observer]
+        ):
+            await trio.sleep(1.0)
+    assert [type(error) for error in caught.value.exceptions] == [ObserverFailed]
+    assert len(told) == 1

@@ -1,6 +1,6 @@
 """actors.link: one life, from attach to detach; what a break leaves, and what calls that break do (DESIGN 3 and 4)."""
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 # ruff: noqa: PT012, ARG002 -- a scenario raises where it ends; a stage does not need every argument
 
 import pytest

@@ -1,6 +1,6 @@
 """The runtime as a user sees it: what enters, what leaves, what is shared, and the answers to failures (DESIGN 2)."""
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 # ruff: noqa: PT012 -- a scenario raises where it ends
 
 from collections.abc import Callable
@@ -210,7 +210,11 @@ async def test_undecodable_under_retry_meets_the_cap(autojump_clock: Clock) -> N
     broker = MemoryBroker()
     broker.fill("q", [b"x"])
     policy = Policy(max_attempts=3, dead_letter="dead", on_undecodable=Retry())
-    async with open_runtime(Subscription(broker.queue("q"), answers(), decode=int, policy=policy)) as runtime:
+
+    async def handler(delivery: Delivery[int]) -> None:
+        pytest.fail(f"called for {delivery}")
+
+    async with open_runtime(Subscription(broker.queue("q"), handler, decode=integer, policy=policy)) as runtime:
         await broker.until_empty("q")
     assert lines(runtime.ledger("q")) == {"received": 3, "retried": 2, "dead_lettered": 1}
 

@@ -2,7 +2,7 @@
 3.9).
 """
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 
 import random
 
@@ -13,7 +13,7 @@ from actors import Subscription, open_runtime
 from links.abc import Settles
 from links.errors import LeaseLost, NotApplied, SettlementUnknown
 from links.memory import MemoryBroker
-from settlement import Ack, Copies, Retry, RetryAfter
+from settlement import Ack, Copies, Delivery, Retry, RetryAfter
 from tests.actors.scenery import HANGS, Clock, StageBroker, StageQueue, acked, answers, lines, numbered, stored
 
 
@@ -138,3 +138,20 @@ async def test_a_late_outcome_of_an_old_life_says_nothing(autojump_clock: Clock)
         broker.sever("q")
         await broker.until_empty("q")
     assert lines(runtime.ledger("q")) == {"received": 3, "unsettled": 1, "retried": 1, "acked": 1}
+
+
+async def test_an_order_that_is_superseded_before_its_turn_is_not_said(autojump_clock: Clock) -> None:
+    """DESIGN 3.4: `expired` holds up to the verb: one that lost its lease among the orders is passed over."""
+    queue = StageQueue(StageBroker(), numbered(3), lease=10.0, settling=12.0, extending=HANGS, limit=2)
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        await trio.sleep(1.0 + int(delivery.body))
+
+    async with open_runtime(Subscription(queue, handler, concurrency=2), grace=60.0) as runtime:
+        await trio.sleep(12.5)
+        assert lines(runtime.ledger("q")) == {"received": 2, "superseded": 1, "in_hand": 1}
+        queue.settling = 0.0
+    assert queue.said[0] == (b"0", "accept")
+    assert b"1" not in dict(queue.said)
+    books = runtime.ledger("q")
+    assert (books.acked, books.superseded) == (1, 1)

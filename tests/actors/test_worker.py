@@ -1,6 +1,6 @@
 """actors.worker: limits, order, slots, and what becomes of a handler that is cancelled (DESIGN 3.1, 3.2, 3.5)."""
 
-# pyright: reportPossiblyUnbound=false -- a block that swallows its own cancel has been entered
+# pyright: reportPossiblyUnboundVariable=false
 
 import logging
 import math

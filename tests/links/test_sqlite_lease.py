@@ -108,23 +108,26 @@ async def test_a_settlement_waits_for_an_extension_in_flight(gate: Gate, tmp_pat
     """S-5.4: never both at once for one delivery: the settlement carries the token that the extension wrote."""
     database = Database(tmp_path / "q.db").create()
     database.add(b"a")
+    broker = database.broker()
     verdicts: list[Any] = []
-    async with open_link(database.broker().queue(database.table())) as link:
+    async with open_link(broker.queue(database.table())) as link:
         received = await link.receive(1)
-        gate.shut()
 
         async def settle() -> None:
             verdicts.extend(await link.settle(finish(received)))
 
+        gate.shut()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(broker.publisher("jobs").publish, b"b")
+            await until(lambda: gate.entered)  # so that what follows would share a hop
             nursery.start_soon(link.extend, received)
-            await until(lambda: gate.entered)
+            await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(settle)
             await trio.testing.wait_all_tasks_blocked()
             assert await link.extend(received) == []  # one that is being settled is left alone
             gate.open()
     assert verdicts == [None]
-    assert database.rows() == []
+    assert [row["payload"] for row in database.rows()] == [b"b"]
 
 
 async def test_an_extension_that_is_cancelled_in_flight_moves_the_token_all_the_same(
@@ -258,6 +261,19 @@ async def test_a_cancel_from_outside_releases_what_is_held(tmp_path: Path) -> No
             scope.cancel()
             await trio.sleep_forever()
     assert [(row["attempt"], row["locked_until"]) for row in database.rows()] == [(2, None), (2, None)]
+
+
+async def test_the_connection_waits_for_the_goodbye_of_its_links(tmp_path: Path) -> None:
+    """DESIGN 4: lives first, then connections, also where a life takes a moment to end."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a")
+    with trio.CancelScope() as scope:
+        async with open_link(database.broker().queue(database.table())) as link:
+            await link.receive(1)
+            scope.cancel()
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.2)
+    assert database.row()["locked_until"] is None
 
 
 async def test_a_goodbye_that_fails_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

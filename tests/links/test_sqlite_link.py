@@ -216,6 +216,17 @@ async def test_a_settlement_and_the_next_claim_share_a_hop(room: int, gate: Gate
     assert database.rows() == []
 
 
+async def test_after_a_short_claim_nothing_is_claimed_ahead(tmp_path: Path) -> None:
+    """S-2.9: the queue was empty then; the next look is the poll's, or a wake's."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"0")
+    async with open_link(database.broker().queue(database.table())) as link:
+        received = await link.receive(2)
+        database.add(b"1")
+        await link.settle(finish(received))
+        assert database.row()["locked_until"] is None
+
+
 async def test_never_more_is_held_than_room_was_given(tmp_path: Path) -> None:
     """DESIGN 3.1: what is claimed ahead takes the places that the settled ones gave free."""
     database = Database(tmp_path / "q.db").create()

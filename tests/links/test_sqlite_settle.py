@@ -9,7 +9,7 @@ import trio
 
 from links.abc import Order
 from links.errors import LeaseLost, NotApplied
-from links.sql import Lease, SqlBroker, Table
+from links.sql import Lease, SqlBroker, Table, sqlite_times
 from settlement import Ack, DeadLetter, Drop, Policy, Retry, RetryAfter
 from settlement.policy import Ending
 from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack
@@ -218,12 +218,14 @@ async def test_a_lease_that_passed_and_was_not_taken_still_settles(tmp_path: Pat
     assert database.rows() == []
 
 
-async def test_successive_claims_have_different_tokens(tmp_path: Path) -> None:
+async def test_successive_claims_have_different_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DESIGN 6: also where a row is put back and claimed again at once, by a clock that stands still."""
     database = Database(tmp_path / "q.db", counts=False).create()
     database.add(b"body")
     queue = database.broker().queue(database.table())
     tokens = set()
+    noon = sqlite_times.now()
+    monkeypatch.setattr(sqlite_times, "now", lambda: noon)
     async with open_link(queue) as link:
         for _ in range(20):
             (received,) = await link.receive(1)
@@ -295,6 +297,17 @@ async def test_a_trigger_that_ends_the_transaction_harms_no_other(tmp_path: Path
         assert [verdict is None for verdict in verdicts] == [True, False, True]
         assert "veto" in str(verdicts[1])
     assert database.row()["payload"] == "no"
+
+
+async def test_a_move_is_whole_or_not_at_all(tmp_path: Path) -> None:
+    """S-3.9: the copy was made and the row cannot be deleted: then there is no copy."""
+    database = Database(tmp_path / "q.db").create()
+    database.run("CREATE TRIGGER keep BEFORE DELETE ON jobs BEGIN SELECT RAISE(ABORT, 'kept'); END")
+    database.add(b"a")
+    async with open_link(database.broker().queue(database.table())) as link:
+        (verdict,) = await link.settle([say(each, MoveToTable("dead")) for each in await link.receive(1)])
+        assert isinstance(verdict, NotApplied)
+    assert (database.row()["payload"], database.rows("dead")) == (b"a", [])
 
 
 async def test_nothing_to_settle(tmp_path: Path) -> None:

@@ -14,22 +14,29 @@ The invariants (`judge`), always:
    that doubles (an unknown verb, a lost confirmation, a publish before a verb that was never said) accounts for.
 4. Both books balance, nothing is in hand or waiting, and they are the fold of the events that observers were told.
    Copies owed: one for each rejected original and each unknown one, no more.
-5. Never more than `limit` deliveries in hand, never more than `concurrency` handlers, never more than `max_waiting`
-   copies; at concurrency 1 the next handler starts when the delivery before it is booked.
+5. A handler is cancelled with its delivery (a lost lease, a broken life) and at the end of grace, and no two have one
+   message at once, unless it was stolen. Never more than `limit` deliveries in hand, `concurrency` handlers or
+   `max_waiting` copies; a life that was drained has returned every place, none twice; at concurrency 1 the next
+   handler starts when the delivery before it is booked.
 6. In each chain of copies and redeliveries the attempt grows with each call, and a retry is answered below the cap.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import trio
 
+import actors.link
 from actors.events import Booked, Event
+from actors.hand import Hand
+from links.abc import Received
 from links.memory import Delivered, MemoryBroker, MemoryQueue, Published, Returned, Said, Unsaid, replay
 from settlement.delivery import Delivery
 from settlement.ledger import CopiesOwed, CopiesPublished, Ended, Ledger, Line, Took
@@ -37,7 +44,7 @@ from settlement.memory import Accept, Reject, Verb
 from settlement.plans import Plan
 from settlement.policy import Ending, Policy
 
-__all__ = ["Consumer", "HandOver", "Story", "judge"]
+__all__ = ["Consumer", "HandOver", "Story", "Verdict", "judge", "watched_hands"]
 
 SAID = {Line.ACKED, Line.RETRIED, Line.DELAYED, Line.DROPPED, Line.DEAD_LETTERED}
 
@@ -116,6 +123,14 @@ class Story:
         self.handed: list[HandOver] = []
         self.bodies: dict[tuple[str, str], bytes] = {}
         self.ledgers: dict[str, Ledger] = {}
+        self.running: set[str] = set()
+        """The messages that a handler has now."""
+        self.wrong: list[str] = []
+        """What a handler saw; an error there would be the policy's to answer."""
+        self.stolen = False
+        """Something gave a message to others without asking: then two handlers may have it for a moment."""
+        self.ended: dict[tuple[str, int], float] = {}
+        """When a delivery was booked."""
 
     def consumer(self, name: str, queue: MemoryQueue, *, concurrency: int, size: int = 0) -> Consumer:
         """Watch a subscription that is about to be made: its plans, and (by `observer`) its events."""
@@ -125,7 +140,8 @@ class Story:
         decide = queue.decide
 
         def deciding(outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Verb]:
-            assert delivery not in self.plans, f"decided twice: {delivery}"
+            if delivery in self.plans:
+                self.wrong.append(f"decided twice: {delivery}")
             plan = self.plans[delivery] = decide(outcome, delivery, policy)
             return plan
 
@@ -140,6 +156,11 @@ class Story:
             waiting = consumer.folded.owed - consumer.folded.published - consumer.folded.lost
             assert 0 <= waiting <= consumer.room, f"{waiting} copies wait in room for {consumer.room}"
             self.timeline.append(Told(consumer, event))
+            for each in event.deliveries:
+                if isinstance(event.entry, Ended):
+                    self.ended[each.id, each.attempt] = trio.current_time()
+                else:  # given back, it comes again with the same attempt
+                    self.ended.pop((each.id, each.attempt), None)
 
     def named(self, name: str) -> Consumer:
         """A subscription that is watched."""
@@ -148,14 +169,23 @@ class Story:
     def started(self, consumer: Consumer, deliveries: Sequence[Delivery[Any]]) -> None:
         """A handler was called."""
         consumer.running += 1
-        assert consumer.running <= consumer.concurrency, "more handlers than concurrency"
+        if consumer.running > consumer.concurrency:
+            self.wrong.append(f"{consumer.name}: more handlers than concurrency")
+        ids = {each.id for each in deliveries}
+        if ids & self.running and not self.stolen:
+            self.wrong.append(f"two handlers at once have {ids & self.running}")
+        self.running |= ids
         self.timeline.append(Started(consumer, tuple((each.id, each.attempt) for each in deliveries)))
 
     def stopped(self, consumer: Consumer, deliveries: Sequence[Delivery[Any]]) -> None:
         """Its call ended."""
         consumer.running -= 1
-        late = trio.current_time() - consumer.until
-        assert late <= 1e-6, f"a handler ran on for {late:g} s"
+        self.running -= {each.id for each in deliveries}
+        now = trio.current_time()
+        ended = min(self.ended.get((each.id, each.attempt), now) for each in deliveries)
+        late = now - min(consumer.until, ended)
+        if late > 1e-6:
+            self.wrong.append(f"the handler of {deliveries} ran on for {late:g} s after its time, or its delivery's")
         self.timeline.append(Stopped(consumer, tuple((each.id, each.attempt) for each in deliveries)))
 
     def read(self, queue: str) -> None:
@@ -205,6 +235,33 @@ class Story:
                     pass
 
 
+class WatchedHand(Hand):
+    """Counts its places out loud."""
+
+    def take(self, batch: Sequence[Received[Any]]) -> None:
+        super().take(batch)
+        assert self.taken <= self.limit, f"{self.taken} places taken of {self.limit}"
+
+    def free(self, received: Received[Any]) -> None:
+        super().free(received)
+        assert self.taken >= 0, "a place was returned twice"
+
+    def close(self) -> None:
+        super().close()
+        if sys.exc_info()[0] is None:
+            assert self.taken == 0, f"{self.taken} places were not returned by a life that was drained"
+
+
+@contextmanager
+def watched_hands() -> Generator[None, None, None]:
+    """Let every life inside have a `WatchedHand`."""
+    actors.link.Hand = WatchedHand  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        actors.link.Hand = Hand  # type: ignore[misc]
+
+
 def entries(timeline: Iterable[Any]) -> list[Any]:
     return [each for each in timeline if isinstance(each, Published | Delivered | Said | Unsaid | Returned)]
 
@@ -240,6 +297,7 @@ def judge(
     `dead`: where dead letters go; `originals`: the messages, each with a body of its own; `unconfirmed`: how many
     confirmations of copies and dead letters were lost.
     """
+    assert story.wrong == []
     main, (dead_broker, dead_queue) = story.brokers[0], dead
     assert main.unsettled(queue) == 0, f"in somebody's hands at the end: {main.held(queue)}"
     log = [each for each in entries(story.timeline) if each.queue == queue]

@@ -25,7 +25,7 @@ from links.errors import LinkBroken, NotConnected
 from links.memory import MemoryBroker
 from settlement import Ack, Copies, DeadLetter, Delivery, Drop, Native, Outcome, Policy, Retry, RetryAfter
 from tests.weather.schedule import chosen, dice_of, same_schedule, sized, steps
-from tests.weather.story import Consumer, Story, judge
+from tests.weather.story import Consumer, Story, judge, watched_hands
 
 pytestmark = pytest.mark.memory
 
@@ -141,6 +141,7 @@ class Run:
     def cut(self) -> None:
         """Called by the instrument, before the step."""
         self.cut_at = trio.current_time()
+        self.story.stolen = self.action in ("sever", "sever_connection", "expire")
         match self.action:
             case "cancel":
                 self.scope.cancel()
@@ -240,7 +241,7 @@ class Run:
 def run(name: str, action: str, at: int | None) -> Run:
     """One run; its failure says how to repeat it."""
     it = Run(CASES[name], action, at)
-    with same_schedule(sum(name.encode())):
+    with same_schedule(sum(name.encode())), watched_hands():
         try:
             trio.run(it, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[it.steps])
         except BaseException as error:

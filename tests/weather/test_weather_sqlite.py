@@ -92,6 +92,8 @@ class World:
         self.bodies = [b"%d" % number for number in range(scenario.messages)]
         self.database.add(*self.bodies)
         self.ledgers: list[tuple[Ledger, Ledger]] = []
+        self.wrong: list[str] = []
+        """What a handler saw."""
         self.stolen: list[tuple[int, float]] = []
         """Leases that a thief took: id and expiry."""
         self.thief: Counter[bytes] = Counter()
@@ -139,9 +141,9 @@ class World:
             folded.enter(event.entry)
 
     async def handle(self, running: list[int], patient: bool, delivery: Delivery[bytes]) -> Outcome | None:
-        assert delivery.body in self.bodies
         running[0] += 1
-        assert running[0] <= self.scenario.concurrency, "more handlers than concurrency"
+        if running[0] > self.scenario.concurrency or delivery.body not in self.bodies:
+            self.wrong.append(f"{running[0]} handlers at once, {delivery}")
         try:
             return Ack() if patient else await self.answer()
         finally:
@@ -195,6 +197,7 @@ class World:
 
     def judge(self, *, done: bool) -> None:
         """Hold the books against the database."""
+        assert self.wrong == []
         held = self.database.run("SELECT id, locked_until FROM jobs WHERE locked_until > ?", time.time())
         assert {*held} <= {*self.stolen}, f"rows are held by nobody: {held}"
         here = Counter(row["payload"] for row in self.database.rows())
