@@ -33,21 +33,16 @@ from actors import Runtime, Subscription
 from links.sql import Lease, SqlBroker, Table
 from settlement import Ack, Delivery, Drop, Ledger, Outcome, Policy, Retry, RetryAfter
 
-
-def table(name: str) -> Table[bytes]:
-    """Which column plays which role; a dead-letter table has the same columns."""
-    return Table(
-        name,
-        id="id",
-        payload="body",
-        attempt="attempt",
-        retry_after="retry_after",
-        locked_until="locked_until",
-        processed_at="processed_at",
-    )
-
-
-ORDERS, DEAD = table("orders"), table("dead_orders")
+ORDERS = Table(
+    "orders",
+    id="id",
+    payload="body",
+    attempt="attempt",
+    retry_after="retry_after",
+    locked_until="locked_until",
+    processed_at="processed_at",
+)
+DEAD = ORDERS.renamed("dead_orders")
 
 COLUMNS = """(
     id TEXT PRIMARY KEY,

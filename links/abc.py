@@ -105,7 +105,8 @@ class Link(ABC, Generic[R]):
     async def extend(self, held: Sequence[Received[R]]) -> Sequence[Received[R]]:
         """Extend the leases, move `expires` of those that were confirmed, and return those that are lost.
 
-        Raises as `receive`; after `CallBroken` the old expiry holds. Never runs beside a `settle` of the same delivery.
+        Raises as `receive`; after `CallBroken` the old expiry holds. It is not called for a delivery whose `settle` is
+        under way; a `settle` that comes while it runs is the link's to put behind it (DESIGN 3.4).
 
         Cancellation: the old expiry holds.
         """

@@ -149,7 +149,10 @@ def test_a_delay_is_finite_and_not_negative(make: Callable[[Any], object], name:
         (lambda: sql_queue(table(group="shop"), group=""), ["group must be", "1 character or more"]),
         (lambda: AdvisoryLock(""), ["AdvisoryLock(key) must be a template of 1 character or more"]),
         (lambda: Scheduled(""), ["Scheduled(annotation) must be a name of 1 character or more"]),
-        (lambda: sql_broker().publisher(""), ["to must be a name with one route here", "not ''", "broker.table(table)"]),
+        (
+            lambda: sql_broker().publisher(""),
+            ["to must be a name with one route here", "not ''", "broker.table(table)"],
+        ),
         # a URL
         (lambda: sql_broker(f"oracle://scott:{SECRET}@host/db"), ["url must be", "sqlite:///", "scheme 'oracle'"]),
         (lambda: sql_broker(f"scott:{SECRET}@host/db"), ["url must be", "sqlite:///", "without a scheme"]),

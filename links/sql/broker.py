@@ -69,7 +69,9 @@ class SqlBroker(Broker):
         assert self._life is not None, "asked for while up"  # noqa: S101 -- an invariant of ours
         return self._life
 
-    async def run(self, goodbye: float = 5.0, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(  # noqa: ASYNC128 -- the life calls started
+        self, goodbye: float = 5.0, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """One life: open the file, report started, serve until cancelled.
 
         Raises `LinkRefused` where there is no such file, it is no database, or may not be written; `ConnectionBroken`

@@ -135,9 +135,9 @@ class Connection:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
             if is_busy(error):
-                raise Busy from None
+                raise Busy from None  # noqa: ASYNC104 -- in a thread, where nothing is ever cancelled
             if is_fatal(error):
-                raise Fatal(str(error)) from error
+                raise Fatal(str(error)) from error  # noqa: ASYNC104 -- as above
             raise
 
     def _look(self) -> None:

@@ -51,9 +51,9 @@ class SqliteLife:
                         while (broken := self._broken) is None:
                             await self._changed.wait()
                 finally:
-                    await self._wind_up(goodbye)
+                    await self._wind_up(goodbye)  # noqa: ASYNC102 -- it shields itself, with a deadline
         finally:
-            with trio.CancelScope(shield=True):  # a close is bounded by the disk alone
+            with trio.move_on_after(goodbye, shield=True):
                 for writer in self._writers:
                     await writer.shut()
         if broken is not None:  # not what the winding up made of the other connection

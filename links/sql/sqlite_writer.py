@@ -165,7 +165,7 @@ class Writer:
         self._turn.pass_on()
         try:
             self._take_in(jobs, outcome)
-        except BaseException as bug:  # noqa: BLE001 -- trio calls us outside every task: `run` raises it
+        except BaseException as bug:  # noqa: ASYNC103, BLE001 -- called outside every task: `run` raises it
             self._bug = bug
             self._end(ConnectionBroken(f"{self._name}: a bug ended the connection"))
         self._next()
@@ -177,7 +177,7 @@ class Writer:
             outcome.unwrap()
         except Busy:
             self._keep(jobs)
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 -- what a thread raised, where nothing is ever cancelled
             broken = ConnectionBroken(f"{self._name}: {error}")
             broken.__cause__ = error.__cause__ or error
             self._end(broken)

@@ -72,7 +72,7 @@ async def receive_is_all_or_nothing(trial: Trial) -> None:
     await trial.remains(name)
 
 
-async def _take_some(
+async def _take_some(  # noqa: ASYNC114 -- used here alone
     link: Link[Any], taken: list[Received[Any]], *, task_status: trio.TaskStatus[trio.CancelScope]
 ) -> None:
     with trio.CancelScope() as scope:

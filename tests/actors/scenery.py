@@ -69,7 +69,7 @@ def answers(
     left = list(outcomes)
 
     async def handler(delivery: Delivery[bytes]) -> Outcome | None:
-        await (trio.sleep(taking) if taking else trio.lowlevel.checkpoint())
+        await trio.sleep(taking)
         answer = left.pop(0) if left else then
         if isinstance(answer, Exception):
             raise answer

@@ -79,7 +79,7 @@ async def test_the_connection_closes_after_the_links(autojump_clock: Clock) -> N
     order: list[str] = []
 
     class Told(StageBroker):
-        async def run(
+        async def run(  # noqa: ASYNC128 -- super calls started
             self, goodbye: float = 5.0, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
         ) -> None:
             try:

@@ -91,7 +91,7 @@ FAULTS = (
     *("lose_confirmations", "lose_dead_confirmations", "refuse_settlements", *["close_dead"] * 4, "close"),
     *("refuse", "break_attaches", "refuse_connection", "break_connects", "slow_settlements", "slow_settlements"),
     *("hanging_settlements", "slow_extensions", "hanging_extensions", "slow_publishes", "slow_dead_publishes"),
-    *("sever_delivery", "sever_delivery", "sever_abroad", "hanging_dead_publishes"),
+    *("sever_delivery", "sever_delivery", "sever_abroad", "hanging_dead_publishes", "stuck", "stuck"),
 )
 
 
@@ -356,6 +356,9 @@ class World:
             case "slow_extensions":
                 main.slow_extensions(QUEUE, dice.choice([0.0, 0.1, 1.0]))
             case "hanging_extensions":
+                main.slow_extensions(QUEUE, math.inf)
+            case "stuck":  # what waits behind a settlement loses its lease there
+                main.slow_settlements(QUEUE, 10.0)
                 main.slow_extensions(QUEUE, math.inf)
             case "slow_publishes":
                 main.slow_publishes(QUEUE, dice.choice([0.0, 0.2, 3.0]))

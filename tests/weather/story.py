@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
+import pytest
 import trio
 
 import actors.link
@@ -255,11 +256,9 @@ class WatchedHand(Hand):
 @contextmanager
 def watched_hands() -> Generator[None, None, None]:
     """Let every life inside have a `WatchedHand`."""
-    actors.link.Hand = WatchedHand  # type: ignore[misc]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(actors.link, "Hand", WatchedHand)
         yield
-    finally:
-        actors.link.Hand = Hand  # type: ignore[misc]
 
 
 def entries(timeline: Iterable[Any]) -> list[Any]:
