@@ -58,6 +58,9 @@ class BatchWorker(Worker):
                 elements.append((received, delivery))
             elif (freeing := await self._order(received, delivery, orders)) is not None:
                 await freeing.wait()
+        if self._life.draining:  # it began while an undecodable element was settled
+            await self._life.give_back([received for received, _ in elements])
+            return
         elements = [(received, delivery) for received, delivery in elements if self._ours(received)]
         if not elements:
             return

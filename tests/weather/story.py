@@ -296,7 +296,7 @@ def judge(
     `dead`: where dead letters go; `originals`: the messages, each with a body of its own; `unconfirmed`: how many
     confirmations of copies and dead letters were lost.
     """
-    assert story.wrong == []
+    assert not story.wrong, "; ".join(story.wrong)
     main, (dead_broker, dead_queue) = story.brokers[0], dead
     assert main.unsettled(queue) == 0, f"in somebody's hands at the end: {main.held(queue)}"
     log = [each for each in entries(story.timeline) if each.queue == queue]

@@ -197,7 +197,7 @@ class World:
 
     def judge(self, *, done: bool) -> None:
         """Hold the books against the database."""
-        assert self.wrong == []
+        assert not self.wrong, "; ".join(self.wrong)
         held = self.database.run("SELECT id, locked_until FROM jobs WHERE locked_until > ?", time.time())
         assert {*held} <= {*self.stolen}, f"rows are held by nobody: {held}"
         here = Counter(row["payload"] for row in self.database.rows())
