@@ -69,7 +69,7 @@ class Life:
         async with self.seat.source.attach(name, self._lost, self.seat.drain.exit) as self.link:
             attached()
             await gate.wait()
-            self.settler = Settler(name, self.link, self.hand, self._rest)
+            self.settler = Settler(self.seat.books, self.link, self.hand, self._rest)
             try:
                 async with trio.open_nursery() as beside:
                     beside.start_soon(self._hear_the_drain)

@@ -13,20 +13,23 @@ from typing import Any
 
 import trio
 
+from actors.books import Books
 from actors.events import log
 from actors.hand import Hand
 from links.abc import Link, Order, Received
-from links.errors import LeaseLost, SettlementError, SettlementUnknown
+from links.errors import LeaseLost, NotApplied, SettlementError, SettlementUnknown
 from settlement.ledger import Line
 
 __all__ = ["Settler"]
+
+SETTLING = "settling"
 
 
 class Settler:
     """One per life. Where a link settles alone, and at concurrency 1, workers call `say` themselves."""
 
-    def __init__(self, subscription: str, link: Link[Any], hand: Hand, rest: Line) -> None:
-        self._subscription = subscription
+    def __init__(self, books: Books, link: Link[Any], hand: Hand, rest: Line) -> None:
+        self._books = books
         self._link = link
         self._hand = hand
         self._rest = rest
@@ -66,6 +69,8 @@ class Settler:
                     self._done(order, lines)
                 else:
                     self._not_said(order, verdict, lines)
+            if self._books.degraded and not any(verdicts):
+                self._books.recover(SETTLING)
         for line, batch in lines.items():
             hand.ended(line, batch)
             for received in batch:
@@ -84,9 +89,11 @@ class Settler:
         else:
             line = Line.SUPERSEDED if isinstance(verdict, LeaseLost) else self._rest
             self._hand.release(order.received)
+            if isinstance(verdict, NotApplied):
+                self._books.degrade(SETTLING, verdict)
         lines.setdefault(line, []).append(order.received)
         delivery = order.received.delivery
         log.warning(
             "%s: delivery %s of %s: %s is %s: %s",
-            *(self._subscription, delivery.id, delivery.source, type(order.plan.verb).__name__, line.value, verdict),
+            *(self._books.subscription, delivery.id, delivery.source, type(order.plan.verb).__name__, line.value, verdict),
         )

@@ -54,6 +54,21 @@ async def test_a_settlement_that_fails_does_not_leave_the_loop(autojump_clock: C
     assert len(stored(broker, "q")) == 1
 
 
+async def test_a_verb_that_was_not_applied_degrades_until_one_is_said(autojump_clock: Clock) -> None:
+    """DESIGN 6, SQL: a settlement that fails marks the subscription degraded; the next one that is said ends that."""
+    queue = StageQueue(StageBroker(), [b"x", b"y"], verdicts=[NotApplied("a constraint")])
+    said: list[tuple[str, ...]] = []
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        await trio.sleep(1.0)
+        said.append(runtime.statistics()["q"].degraded)
+
+    async with open_runtime(Subscription(queue, handler)) as runtime:
+        await trio.sleep(10.0)
+        assert runtime.statistics()["q"].degraded == ()
+    assert said == [(), ("settling: a constraint",)]
+
+
 @pytest.mark.parametrize("settles", Settles)
 @pytest.mark.parametrize("what", ["sever", "sever_connection", "cancel"])
 async def test_cancelled_or_broken_on_the_wire_is_unknown(what: str, settles: Settles, autojump_clock: Clock) -> None:
