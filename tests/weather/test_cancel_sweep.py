@@ -266,13 +266,12 @@ SCENARIO, ACTION = os.environ.get("SETTLEMENT_SCENARIO"), os.environ.get("SETTLE
 NAMES = [SCENARIO] if SCENARIO else [*CASES]
 
 
-def test_cancelled_at_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancelled_at_every_step(tell: Callable[[str], None]) -> None:
     """A cancellation from outside, whenever it comes, loses nothing, says nothing wrong, and ends in time."""
     if ACTION not in (None, "cancel"):
         pytest.skip("SETTLEMENT_ACTION asks for another one")
     points = {name: sweep(name, "cancel", EVERY) for name in NAMES}
-    with capsys.disabled():
-        print(f"\ncancelled at {sum(points.values())} points of {len(points)} scenarios: {points}")  # noqa: T201
+    tell(f"cancelled at {sum(points.values())} points of {len(points)} scenarios: {points}")
     assert SCENARIO or sum(points.values()) >= ENOUGH
 
 
