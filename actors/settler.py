@@ -92,8 +92,5 @@ class Settler:
             if isinstance(verdict, NotApplied):
                 self._books.degrade(SETTLING, verdict)
         lines.setdefault(line, []).append(order.received)
-        delivery = order.received.delivery
-        log.warning(
-            "%s: delivery %s of %s: %s is %s: %s",
-            *(self._books.subscription, delivery.id, delivery.source, type(order.plan.verb).__name__, line.value, verdict),
-        )
+        which = f"{self._books.subscription}: delivery {order.received.delivery.id} of {order.received.delivery.source}"
+        log.warning("%s: %s is %s: %s", which, order.plan.verb, line.value, verdict)
