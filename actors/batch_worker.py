@@ -1,4 +1,8 @@
-"""One handler slot that takes deliveries in lists. Owns, hears and tells what `actors.worker` does."""
+"""One handler slot that takes deliveries in lists.
+
+Owns, hears and tells what `actors.worker` does, and leaves as much when it is cancelled: a batch that was gathered is
+booked by the life.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 
 from actors.events import log
-from actors.worker import ACK, Worker, log_late, no_outcome, raise_rest
+from actors.worker import ACK, Worker
 from links.abc import Order, Received
 from settlement.delivery import Delivery
-from settlement.outcomes import Retry, is_outcome
+from settlement.outcomes import Retry, is_outcome, no_outcome
 from settlement.policy import Ending
 
 if TYPE_CHECKING:
@@ -50,7 +54,6 @@ class BatchWorker(Worker):
         return batch
 
     async def _handle(self, batch: list[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
-        subscription = self._subscription
         elements: list[tuple[Received[Any], Delivery[Any]]] = []
         for received in batch:
             delivery = self._decoded(received)
@@ -65,27 +68,11 @@ class BatchWorker(Worker):
         if not elements:
             return
         deliveries = [delivery for _, delivery in elements]
-        failure: Exception | None = None
-        result: object = None
-        with self._delivery_scope([received for received, _ in elements]) as scope:
-            try:
-                if subscription.within is None:
-                    result = await subscription.handler(deliveries)
-                else:
-                    with trio.fail_after(subscription.within):
-                        result = await subscription.handler(deliveries)
-            except Exception as error:  # noqa: BLE001 -- a handler may raise anything; the policy answers (OQ-28)
-                failure = error
-            except BaseExceptionGroup as group:
-                raise_rest(subscription.name, deliveries[0], group)
-        self.scope = None
-        await self.unless_dropped(failure, deliveries[0])
-        if scope.cancel_called:
-            if failure is not None:
-                log_late(subscription.name, deliveries[0], failure)
-            for received, _ in elements:
-                self._hand.leave(received)
+        called = await self._called(self._subscription.handler, deliveries, [received for received, _ in elements])
+        if called is None:  # by one lost lease, it may be: the others go back at once
+            await self._life.give_back([received for received, _ in elements])
             return
+        result, failure = called
         results: Sequence[object] = self._each(result, len(elements)) if failure is None else ()
         waits: list[trio.Event] = []
         for index, (received, delivery) in enumerate(elements):

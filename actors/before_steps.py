@@ -7,12 +7,14 @@ Cancelled, nothing is said: the delivery is unsettled, a letter may have been pu
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
 
+from actors.drain import HURRY
 from actors.events import log
 from actors.publisher import PUBLISH_FAILED
 from actors.restarts import backoff
@@ -82,7 +84,7 @@ class BeforeSteps:
                 else:
                     seat.books.recover(what)
                     return True
-            if last or self._trying.cancelled_caught:
+            if last or self._trying.deadline < math.inf:  # it became the last one while it ran
                 log.warning(
                     "%s: delivery %s: %s failed until the drain's end, retried instead: %s",
                     *(seat.subscription.name, self._received.delivery.id, what, error),
@@ -90,9 +92,17 @@ class BeforeSteps:
                 return False
             failures += 1
             seat.books.degrade(what, error)
-            await seat.drain.unless_grace_over(backoff(failures, random.random()))  # noqa: S311
+            await self._back_off(failures)
             if self._lost():
                 return False
+
+    async def _back_off(self, failures: int) -> None:
+        """Wait for the next try; a drain makes it come soon, the end of grace makes it the last."""
+        drain = self._life.seat.drain
+        delay = backoff(failures, random.random())  # noqa: S311
+        if await drain.unless_requested(delay):
+            return
+        await drain.unless_grace_over(min(delay, HURRY))
 
     def last_try(self) -> None:
         """The grace is over: what is being tried is the last try, with half of the goodbye for it."""

@@ -1,6 +1,7 @@
 """The books of one subscription: one place where its ledger is written, its observers told, its log lines made.
 
-Owns the ledger and the *degraded* mark. Heard by nobody; told by plain calls, which never wait.
+Owns the ledger and the *degraded* marks. Hears everybody, by plain calls that never wait, so that no cancellation can
+come between a fact and its entry. Tells the observers.
 """
 
 from __future__ import annotations

@@ -12,12 +12,13 @@ from contextlib import asynccontextmanager
 import attrs
 import trio
 
-from actors.drain import Drain
+from actors.drain import HURRY, Drain
 from actors.events import Tell
 from actors.startup import StartUp
 from actors.supervisor import Supervisor
-from links.abc import Broker, alone, beside, raise_bare
+from links.abc import Broker, beside
 from links.errors import LinkError, LinkRefused
+from settlement.groups import alone, raise_bare
 
 __all__ = ["Connection", "connected"]
 
@@ -57,10 +58,11 @@ class Connection:
                 startup.failed(broker)
 
         async def pause(delay: float) -> bool:
-            if not await self._drain.unless_requested(delay):
-                await trio.sleep(delay)
-                while not needed():  # noqa: ASYNC110 -- what other subscriptions owe, looked at as often as a retry
-                    await trio.sleep(max(delay, 0.05))
+            if await self._drain.unless_requested(delay):
+                return True
+            await trio.sleep(min(delay, HURRY))  # there is little time left
+            while not needed():  # noqa: ASYNC110 -- what subscriptions still have to publish
+                await trio.sleep(HURRY)
             return True
 
         with self._shield, self._lives:

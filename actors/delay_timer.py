@@ -2,7 +2,8 @@
 
 Owns the waiting copies (a heap by due time) and the room for them. Hears `Owed` from settlers, over a channel that
 outlives their lives; the room was taken before the verb was said, so the hand-over never waits. Tells the books.
-Outlives lives: it runs in a shield of its own, whose deadline its owner sets when what is inside has ended. A copy
+Outlives lives, and a cancellation: it runs in a shield of its own, whose deadline its owner sets when what is inside
+has ended. A copy
 that fails waits again, with backoff, until it is confirmed; it is *lost* only where the goodbye ends first.
 """
 
@@ -17,15 +18,15 @@ import attrs
 import trio
 
 from actors.books import Books
-from actors.drain import Drain
+from actors.drain import HURRY, Drain
 from actors.events import log
 from actors.messages import Owed
 from actors.publisher import PUBLISH_FAILED, Letterbox
-from actors.restarts import backoff
+from actors.restarts import MOST, backoff
 from settlement.delivery import name_of
 from settlement.plans import Publish, Step, Wait
 
-__all__ = ["Copies"]
+__all__ = ["OwedCopies"]
 
 AT_ONCE = 16
 """How many copies are on their way at the same time."""
@@ -38,7 +39,7 @@ class _Copy:
     failures: int = 0
 
 
-class Copies:
+class OwedCopies:
     """The delay timer and its publishers."""
 
     def __init__(self, room: int, letterbox: Letterbox, books: Books, drain: Drain) -> None:
@@ -171,8 +172,8 @@ class Copies:
         except PUBLISH_FAILED as error:
             copy.failures += 1
             self._books.degrade(what, error)
-            wait = trio.current_time() + backoff(copy.failures, random.random())  # noqa: S311
-            heapq.heappush(self._due, (wait, next(self._order), copy))
+            wait = backoff(copy.failures, random.random(), most=HURRY if self._early else MOST)  # noqa: S311
+            heapq.heappush(self._due, (trio.current_time() + wait, next(self._order), copy))
         else:
             self._books.recover(what)
             copy.steps = copy.steps[1:]

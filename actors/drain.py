@@ -9,7 +9,10 @@ import trio
 
 from settlement.outcomes import seconds
 
-__all__ = ["Drain"]
+__all__ = ["HURRY", "Drain"]
+
+HURRY = 0.5
+"""Seconds between two tries, at most, when the end is near."""
 
 
 class Drain:

@@ -5,6 +5,7 @@ The ledger is a fold over `Booked` alone, so an observer that keeps its own ledg
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeAlias
@@ -107,6 +108,9 @@ class Tell:
     """Tells every observer. One that raises fails the runtime, but not who told: the books are kept to the end."""
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:
+        for observer in observers:
+            if not callable(observer) or inspect.iscoroutinefunction(observer):
+                raise TypeError(f"an observer is a plain function of an event, not {observer!r}")
         self.observers = observers
         self.failure: ObserverFailed | None = None
         """The first."""

@@ -18,7 +18,7 @@ from settlement.ledger import Line
 
 if TYPE_CHECKING:
     from actors.books import Books
-    from actors.delay_timer import Copies
+    from actors.delay_timer import OwedCopies
     from actors.lease_keeper import LeaseKeeper
 
 __all__ = ["Hand"]
@@ -27,7 +27,7 @@ __all__ = ["Hand"]
 class Hand:
     """The deliveries of one life."""
 
-    def __init__(self, limit: int, books: Books, copies: Copies, keeper: LeaseKeeper | None, rest: Line) -> None:
+    def __init__(self, limit: int, books: Books, copies: OwedCopies, keeper: LeaseKeeper | None, rest: Line) -> None:
         self.limit = limit
         self.taken = 0
         self.open: dict[Received[Any], Order | None] = {}
@@ -35,7 +35,8 @@ class Hand:
         self._books = books
         self._copies = copies
         self._keeper = keeper
-        self._rest = rest
+        self.rest = rest
+        """The line of what nothing is said for."""
         self._reserved: set[Received[Any]] = set()
         self._parked: trio.Event | None = None
         self._awaited: dict[Received[Any], trio.Event] = {}
@@ -82,7 +83,7 @@ class Hand:
     def leave(self, received: Received[Any]) -> None:
         """Nothing is said for this one, and nobody here works on it any more."""
         if received in self.open:
-            self.ended(self._rest, [received])
+            self.ended(self.rest, [received])
         self.free(received)
 
     def lose(self, line: Line, received: Received[Any]) -> None:
@@ -108,13 +109,11 @@ class Hand:
 
     def close(self) -> None:
         """The life is over: book what is open. An order that was with the link is unknown, and its copy goes out."""
-        with_link = [received for received, order in self.open.items() if order is not None]
-        rest = [received for received, order in self.open.items() if order is None]
-        for received in with_link:
-            order = self.open[received]
-            if order is not None and order.plan.after:
+        with_link = [order for order in self.open.values() if order is not None]
+        for order in with_link:
+            if order.plan.after:
                 self.owe(order)
         for received in list(self._reserved):
             self.release(received)
-        self.ended(Line.UNKNOWN, with_link)
-        self.ended(self._rest, rest)
+        self.ended(Line.UNKNOWN, [order.received for order in with_link])
+        self.ended(self.rest, list(self.open))

@@ -105,8 +105,8 @@ class LeaseKeeper:
         return min(map(_expiry, self._held), default=math.inf)
 
     def _sweep(self) -> None:
-        now = trio.current_time() + self._margin
-        for received in [received for received in self._held if _expiry(received) <= now]:
+        now = trio.current_time()
+        for received in [received for received in self._held if _expiry(received) - self._margin <= now]:
             self._supersede(received)
 
     def _supersede(self, received: Received[Any]) -> None:

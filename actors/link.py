@@ -1,8 +1,8 @@
 """One life of a link: intake, workers, before-steps, settler and lease keeper, in one nursery: one for all.
 
 Owns the link, the hand, and the channels between them, each unbounded and held small by places (DESIGN 3.2). Hears
-the drain. Tells the books. When it ends, however it ends, what is open is booked, and the link's goodbye gives it
-back. The intake never awaits between the link's hand-over and the workers' channel.
+the drain. Tells the books. When it ends, also by a cancellation, what is open is booked, and the link's goodbye gives
+it back. The intake never awaits between the link's hand-over and the workers' channel.
 """
 
 from __future__ import annotations
@@ -42,11 +42,8 @@ class Life:
     def __init__(self, seat: Seat) -> None:
         source, subscription = seat.source, seat.subscription
         self.seat = seat
+        self._drain = seat.drain
         self.link_settles = source.settles
-        self.draining = False
-        """The drain has begun: what was not started is given back."""
-        self.grace_over = False
-        """The grace is over: handlers are cancelled."""
         rest = Line.REFUSED if source.at_most_once else Line.UNSETTLED
         guarded = source.lease is not None or source.settles is Settles.ALONE
         self.keeper = LeaseKeeper(subscription.name, source.lease) if guarded else None
@@ -57,19 +54,35 @@ class Life:
             self.keeper.hand = self.hand
         self.link: Link[Any]
         self.settler: Settler
-        self._rest = rest
         self._nursery: trio.Nursery
         self._intake = trio.CancelScope()
         self._workers: list[Worker] = []
         self._walks: set[BeforeSteps] = set()
 
+    @property
+    def draining(self) -> bool:
+        """The drain has begun: what was not started is given back."""
+        return self._drain.requested.is_set()
+
+    @property
+    def grace_over(self) -> bool:
+        """The grace is over: handlers are cancelled."""
+        return self._drain.grace_over.is_set()
+
+    @property
+    def publishing(self) -> bool:
+        """Does a delivery walk steps before its verb?"""
+        return bool(self._walks)
+
     async def run(self, attached: Callable[[], None], gate: trio.Event) -> None:
         """Attach, report it, wait for the gate, then work until drained. Raises what ends the life."""
         name = self.seat.subscription.name
-        async with self.seat.source.attach(name, self._lost, self.seat.drain.exit) as self.link:
+        async with self.seat.source.attach(
+            name, self._lost, self._drain.exit, self.seat.subscription.policy
+        ) as self.link:
             attached()
             await gate.wait()
-            self.settler = Settler(self.seat.books, self.link, self.hand, self._rest)
+            self.settler = Settler(self.seat.books, self.link, self.hand)
             try:
                 async with trio.open_nursery() as beside:
                     beside.start_soon(self._hear_the_drain)
@@ -122,14 +135,21 @@ class Life:
             link.stop()
             await self.give_back(_rest_of(work))
 
-    async def give_back(self, unstarted: list[Received[Any]]) -> None:
-        """Drain: these were received and not started. Cancellation: they go back with the link's goodbye."""
-        ours = [received for received in unstarted if received in self.hand.open]
-        for received in unstarted:
-            self.hand.leave(received)
+    async def give_back(self, unsettled: list[Received[Any]]) -> None:
+        """Nothing is said for these, and they shall go back now: a drain has come before their handler, or their batch
+        was cancelled. Cancellation: they go back with the link's goodbye.
+        """
+        ours = [received for received in unsettled if received in self.hand.open]
+        self.hand.ended(self.hand.rest, ours)
         if ours:
-            with trio.move_on_after(self.seat.drain.goodbye):
-                await self.link.give_back(ours)
+            with trio.move_on_after(self._drain.goodbye):
+                try:
+                    await self.link.give_back(ours)
+                except CallBroken as error:
+                    name = self.seat.subscription.name
+                    log.warning("%s: %d deliveries were not given back: %s", name, len(ours), error)
+        for received in unsettled:
+            self.hand.free(received)
 
     def walk(self, received: Received[Any], plan: Plan[Any], orders: trio.MemorySendChannel[Order]) -> None:
         """Start the before-steps of a delivery; its scope is the keeper's before the task begins."""
@@ -150,12 +170,9 @@ class Life:
             self.keeper.lost(received)
 
     async def _hear_the_drain(self) -> None:
-        drain = self.seat.drain
-        await drain.requested.wait()
-        self.draining = True
+        await self._drain.requested.wait()
         self._intake.cancel()
-        await drain.grace_over.wait()
-        self.grace_over = True
+        await self._drain.grace_over.wait()
         for worker in self._workers:
             if worker.scope is not None:
                 worker.scope.cancel()

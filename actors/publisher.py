@@ -1,6 +1,7 @@
 """Publishes the letters that plans ask for: dead letters and copies before a verb, owed copies after one.
 
-Owns the publishers it has looked up. A plain call each: who calls decides how often, and what a failure means.
+Owns the publishers it has looked up. Hears plain calls: who calls decides how often, and what a failure means. Tells
+brokers. Cancelled, a letter was published or not.
 """
 
 from __future__ import annotations

@@ -11,7 +11,10 @@ from typing import TypeAlias
 
 import attrs
 
-__all__ = ["Decision", "GiveUp", "Restart", "Restarts", "backoff"]
+__all__ = ["MOST", "Decision", "GiveUp", "Restart", "Restarts", "backoff"]
+
+MOST = 30.0
+"""Seconds between two tries, at most."""
 
 
 @attrs.frozen
@@ -31,7 +34,7 @@ class GiveUp:
 Decision: TypeAlias = Restart | GiveUp
 
 
-def backoff(failures: int, dice: float, *, first: float = 0.1, most: float = 30.0) -> float:
+def backoff(failures: int, dice: float, *, first: float = 0.1, most: float = MOST) -> float:
     """Seconds to wait after so many failures in a row (1 or more): doubled each time, at most `most`.
 
     `dice` in [0, 1) spreads it over the upper half, so that many clients do not come back at once.

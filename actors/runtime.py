@@ -16,10 +16,10 @@ from actors.drain import Drain
 from actors.events import DrainBegan, Observer, Tell, log
 from actors.seat import Seat, Statistics
 from actors.startup import StartUp
-from actors.subscription import AnySubscription
-from links.abc import Broker, Publisher, alone, raise_bare
+from actors.subscription import AnySubscription, BatchSubscription, Subscription
+from links.abc import Broker, Publisher
+from settlement.groups import alone, leaves, raise_bare
 from settlement.ledger import Ledger
-from settlement.policy import leaves
 
 __all__ = ["Runtime", "open_runtime"]
 
@@ -46,6 +46,8 @@ class Runtime:
         self._tell = Tell(tuple(observers))
         self._seats: dict[str, Seat] = {}
         for subscription in subscriptions:
+            if not isinstance(subscription, Subscription | BatchSubscription):
+                raise TypeError(f"a runtime runs subscriptions, each an argument of its own, not {subscription!r}")
             if subscription.name in self._seats:
                 raise ValueError(f"two subscriptions are named {subscription.name!r}: give one a name= of its own")
             self._seats[subscription.name] = Seat(subscription, self._drain, self._tell)
@@ -71,6 +73,8 @@ class Runtime:
 
     def ledger(self, name: str) -> Ledger:
         """The books of a subscription as they stand; `KeyError` for a name that no subscription has."""
+        if name not in self._seats:
+            raise KeyError(f"no subscription is named {name!r}; there are: {', '.join(self._seats)}")
         return self._seats[name].ledger
 
     def statistics(self) -> dict[str, Statistics]:
@@ -112,7 +116,7 @@ class Runtime:
     async def _run(self, connections: list[Connection], startup: StartUp, started: Callable[[], None]) -> None:
         async with trio.open_nursery() as outer:
             for connection in connections:
-                outer.start_soon(connection.run, startup, self._copies_owed)
+                outer.start_soon(connection.run, startup, self._publishing)
             try:
                 async with trio.open_nursery() as clock:
                     clock.start_soon(self._tell.until_failed)
@@ -147,8 +151,8 @@ class Runtime:
         for seat in self._seats.values():
             seat.stop()
 
-    def _copies_owed(self) -> bool:
-        return any(seat.copies.waiting for seat in self._seats.values())
+    def _publishing(self) -> bool:
+        return any(seat.publishing for seat in self._seats.values())
 
     def _connections(self) -> list[Connection]:
         """The brokers that the subscriptions reach and nobody else keeps open (DESIGN 2)."""

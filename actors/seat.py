@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from actors.books import Books
-from actors.delay_timer import Copies
+from actors.delay_timer import OwedCopies
 from actors.drain import Drain
 from actors.events import Tell
 from actors.link import Life
@@ -20,7 +20,8 @@ from actors.publisher import Letterbox
 from actors.startup import StartUp
 from actors.subscription import AnySubscription
 from actors.supervisor import Supervisor
-from links.errors import LinkError, LinkRefused
+from links.abc import Presence
+from links.errors import ConnectionBroken, LinkError, LinkRefused
 from settlement.ledger import Ledger
 
 __all__ = ["Seat", "Statistics"]
@@ -52,7 +53,7 @@ class Seat:
         self.tell = tell
         self.books = Books(subscription.name, tell)
         self.letterbox = Letterbox(self.source.broker)
-        self.copies = Copies(self.source.copies, self.letterbox, self.books, drain)
+        self.copies = OwedCopies(self.source.copies, self.letterbox, self.books, drain)
         self._supervisor = Supervisor(subscription.name, tell)
         self._life: Life | None = None
         self._links = trio.CancelScope()
@@ -75,8 +76,17 @@ class Seat:
 
     async def _supervise(self, startup: StartUp) -> None:
         name, broker = self.subscription.name, self.source.broker
+        seen = over = 0
+
+        async def reconnected() -> None:
+            if broker.presence is not Presence.UP and not startup.tries(broker):
+                startup.failed(name)  # somebody else keeps that broker, and it is between two lives
+            await broker.until_up(after=over)
 
         async def life(attached: Callable[[], None]) -> None:
+            nonlocal seen
+            seen = broker.lives
+
             def attached_now() -> None:
                 self.books.recover("the link")
                 attached()
@@ -89,6 +99,9 @@ class Seat:
                 self._life = None
 
         async def failed(error: LinkError) -> None:
+            nonlocal over
+            if isinstance(error, ConnectionBroken):
+                over = seen
             if not startup.gate.is_set():
                 if isinstance(error, LinkRefused):
                     startup.refused(name, error)
@@ -96,13 +109,18 @@ class Seat:
                 startup.failed(name)
             self.books.degrade("the link", error)
 
-        await self._supervisor.run(life, failed=failed, pause=self.drain.unless_requested, reconnected=broker.until_up)
+        await self._supervisor.run(life, failed=failed, pause=self.drain.unless_requested, reconnected=reconnected)
 
     async def _stop_attaching(self) -> None:
         """A drain does not wait for a link that is not there: it has nothing in hand."""
         await self.drain.requested.wait()
         if not self._supervisor.attached:
             self._links.cancel()
+
+    @property
+    def publishing(self) -> bool:
+        """Is there something that must be published yet: a copy that is owed, a dead letter before its verb?"""
+        return self.copies.waiting > 0 or (self._life is not None and self._life.publishing)
 
     def stop(self) -> None:
         """Grace and goodbye are over: the life ends now. Copies that it leaves behind get as long as its exit."""

@@ -22,17 +22,14 @@ from settlement.ledger import Line
 
 __all__ = ["Settler"]
 
-SETTLING = "settling"
-
 
 class Settler:
     """One per life. Where a link settles alone, and at concurrency 1, workers call `say` themselves."""
 
-    def __init__(self, books: Books, link: Link[Any], hand: Hand, rest: Line) -> None:
+    def __init__(self, books: Books, link: Link[Any], hand: Hand) -> None:
         self._books = books
         self._link = link
         self._hand = hand
-        self._rest = rest
 
     async def run(self, orders: trio.MemoryReceiveChannel[Order]) -> None:
         """Until the last sender has closed. Raises what ends the life. Cancellation: as the module says."""
@@ -67,10 +64,10 @@ class Settler:
             for order, verdict in zip(spoken, verdicts, strict=True):
                 if verdict is None:
                     self._done(order, lines)
+                    if self._books.degraded:
+                        self._books.recover(f"to {order.plan.verb}")
                 else:
                     self._not_said(order, verdict, lines)
-            if self._books.degraded and not any(verdicts):
-                self._books.recover(SETTLING)
         for line, batch in lines.items():
             hand.ended(line, batch)
             for received in batch:
@@ -87,10 +84,10 @@ class Settler:
             if order.plan.after:
                 self._hand.owe(order)
         else:
-            line = Line.SUPERSEDED if isinstance(verdict, LeaseLost) else self._rest
+            line = Line.SUPERSEDED if isinstance(verdict, LeaseLost) else self._hand.rest
             self._hand.release(order.received)
             if isinstance(verdict, NotApplied):
-                self._books.degrade(SETTLING, verdict)
+                self._books.degrade(f"to {order.plan.verb}", verdict)
         lines.setdefault(line, []).append(order.received)
         which = f"{self._books.subscription}: delivery {order.received.delivery.id} of {order.received.delivery.source}"
         log.warning("%s: %s is %s: %s", which, order.plan.verb, line.value, verdict)

@@ -1,7 +1,8 @@
 """The start of a runtime: every subscription is tried, none takes a delivery before all are attached (DESIGN 2).
 
-Owns who has reported what. Hears plain calls of the supervised links and connections. Opens the gate, or raises what
-was refused, once everybody has attached, been refused, or failed its first attempt.
+Owns who has reported what. Hears plain calls of the supervised links and connections. Tells them by the gate, or the
+runtime by raising what was refused, once everybody has attached, been refused, or failed its first attempt. Cancelled,
+the gate stays shut.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ class StartUp:
     def __init__(self, tried: Iterable[Hashable]) -> None:
         self.gate = trio.Event()
         """Set when all are attached: deliveries may be taken, a refusal is weather from now on."""
-        self._unheard = set(tried)
-        self._unattached = set(self._unheard)
+        self._tried = frozenset(tried)
+        self._unheard = set(self._tried)
+        self._unattached = set(self._tried)
         self._refusals: dict[Hashable, LinkRefused] = {}
         self._changed = trio.Event()
+
+    def tries(self, who: Hashable) -> bool:
+        """Is this one tried here? A broker that somebody else keeps open is not."""
+        return who in self._tried
 
     def attached(self, who: Hashable) -> None:
         """A link was attached, or a connection made."""

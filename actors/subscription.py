@@ -81,7 +81,7 @@ class Subscription(Generic[T]):
         self.__attrs_init__(  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]  # attrs makes it
             source,
             handler,
-            _checked(source, name, policy),
+            _checked(source, handler, decode, name, policy),
             decode,
             policy,
             positive("concurrency", concurrency),
@@ -158,7 +158,7 @@ class BatchSubscription(Generic[T]):
             handler,
             positive("size", size),
             seconds("wait", wait),
-            _checked(source, name, policy),
+            _checked(source, handler, decode, name, policy),
             decode,
             policy,
             positive("concurrency", concurrency),
@@ -169,10 +169,18 @@ class BatchSubscription(Generic[T]):
 AnySubscription: TypeAlias = Subscription[Any] | BatchSubscription[Any]
 
 
-def _checked(source: Source[Any], name: str | None, policy: Policy) -> str:
+def _checked(source: Source[Any], handler: object, decode: object, name: str | None, policy: Policy) -> str:
+    if not isinstance(source, Source):
+        raise TypeError(f"source must be a queue, topic or subscription of a broker, not {source!r}")
+    if not callable(handler):
+        raise TypeError(f"{source.name}: handler must be an async function, not {handler!r}")
+    if decode is not None and not callable(decode):
+        raise TypeError(f"{source.name}: decode must be a function, not {decode!r}")
+    if not isinstance(policy, Policy):
+        raise TypeError(f"{source.name}: policy must be a Policy, not {policy!r}")
     named = source.name if name is None else name
-    if not named:
-        raise ValueError("name must be a text of 1 character or more, not an empty one")
+    if not isinstance(named, str) or not named:
+        raise ValueError(f"name must be a text of 1 character or more, not {named!r}")
     if policy.dead_letter is not None and not isinstance(policy.dead_letter, str | Publisher):
         raise ValueError(
             f"{named}: dead_letter must be a name on {source.broker.name} or a publisher of a broker, "

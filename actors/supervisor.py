@@ -15,9 +15,8 @@ import trio
 from actors.errors import LinkGaveUp
 from actors.events import Attached, Broke, Tell, log
 from actors.restarts import GiveUp, Restarts
-from links.abc import raise_bare
 from links.errors import ConnectionBroken, LinkBroken, LinkError, LinkRefused
-from settlement.policy import leaves
+from settlement.groups import leaves, raise_bare
 
 __all__ = ["WEATHER", "Supervisor"]
 
@@ -83,12 +82,9 @@ class Supervisor:
                     raise LinkGaveUp(self.name, f"{decision.why}; at last: {broken}") from broken
                 delay = decision.delay
             level = log.error if isinstance(broken, LinkRefused) else log.warning
-            level(
-                "%s: %s; next life %s",
-                self.name,
-                broken,
-                "with the connection" if delay is None else f"in {delay:.2f} s",
-            )
+            when = "with the connection" if delay is None else f"in {delay:.2f} s"
+            said = str(broken)
+            level("%s; next life %s", said if said.startswith(f"{self.name}:") else f"{self.name}: {said}", when)
             self._tell(Broke(self.name, broken, delay))
             # a link whose connection is gone still pauses a little, so that it cannot spin while the broker is leaving
             if not await pause(0.01 if delay is None else delay):

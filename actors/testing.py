@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from settlement.delivery import NO_HEADERS, Delivery
-from settlement.outcomes import Ack, Outcome, is_outcome
+from settlement.outcomes import Ack, Outcome, is_outcome, no_outcome
 
 __all__ = ["a_delivery", "run_once"]
 
@@ -46,5 +46,5 @@ async def run_once(handler: Callable[[Delivery[T]], Awaitable[Outcome | None]], 
     if outcome is None:
         return Ack()
     if not is_outcome(outcome):
-        raise TypeError(f"a handler must return Ack, Retry, RetryAfter, Drop or None, not {outcome!r}")
+        raise no_outcome(outcome)
     return outcome

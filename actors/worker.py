@@ -8,15 +8,17 @@ left unsettled, and the life books it.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
 from actors.errors import HandlerFailed
-from actors.events import HandlerErred, log
+from actors.events import HandlerErred, ids, log
 from links.abc import Order, Received, Settles
 from settlement.delivery import Delivery
-from settlement.outcomes import Ack, is_outcome
+from settlement.groups import raise_bare
+from settlement.outcomes import Ack, is_outcome, no_outcome
 from settlement.plans import Wait
 from settlement.policy import Answer, Ending, FailFast
 
@@ -132,16 +134,50 @@ class Worker:
             return False
         return True
 
-    async def unless_dropped(self, failure: Exception | None, delivery: Delivery[Any]) -> None:
-        """Go on, unless everything around is cancelled: a handler that swallowed `Cancelled` settles nothing (3.5)."""
+    async def _called(
+        self, handler: Callable[[Any], Awaitable[object]], argument: Any, batch: Sequence[Received[Any]]
+    ) -> tuple[object, Exception | None] | None:
+        """Call the handler in a scope of its own: what it returned, and its failure; None where it was cancelled.
+
+        Cancellation: nothing is answered, also where the handler swallowed `Cancelled` (DESIGN 3.5); an error of the
+        handler is logged.
+        """
+        within = self._subscription.within
+        result: object = None
+        failure: Exception | None = None
+        with self._delivery_scope(batch) as scope:
+            for received in batch:
+                received.started = True
+            try:
+                if within is None:
+                    result = await handler(argument)
+                else:
+                    with trio.fail_after(within):
+                        result = await handler(argument)
+            except Exception as error:  # noqa: BLE001 -- a handler may raise anything; the policy answers (C-1.3)
+                failure = error
+            except BaseExceptionGroup as group:
+                errors, rest = group.split(Exception)
+                self._log_late(batch, errors)
+                raise_bare(cast("BaseException", rest))  # never empty: else the group were an Exception
+        self.scope = None
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:
-            if failure is not None:
-                log_late(self._subscription.name, delivery, failure)
+            self._log_late(batch, failure)
             raise
+        if scope.cancel_called:
+            self._log_late(batch, failure)
+            return None
+        return result, failure
 
-    def _delivery_scope(self, batch: list[Received[Any]]) -> trio.CancelScope:
+    def _log_late(self, batch: Sequence[Received[Any]], error: BaseException | None) -> None:
+        """A handler failed although it was cancelled: no failure that a policy answers, and no secret either."""
+        if error is not None:
+            which = ids(received.delivery for received in batch)
+            log.error("%s: delivery %s failed while it was cancelled", self._subscription.name, which, exc_info=error)
+
+    def _delivery_scope(self, batch: Sequence[Received[Any]]) -> trio.CancelScope:
         """A scope that the end of grace and the keeper may cancel. `self.scope` stays set until the next one."""
         self.scope = scope = trio.CancelScope()
         if self._life.grace_over:
@@ -185,51 +221,16 @@ class SingleWorker(Worker):
         if not isinstance(delivery, Delivery):
             await self._carry_out(received, delivery, orders)
             return
-        subscription = self._subscription
-        failure: Exception | None = None
-        result: object = None
-        with self._delivery_scope([received]) as scope:
-            try:
-                if subscription.within is None:
-                    result = await subscription.handler(delivery)
-                else:
-                    with trio.fail_after(subscription.within):
-                        result = await subscription.handler(delivery)
-            except Exception as error:  # noqa: BLE001 -- a handler may raise anything; the policy answers (C-1.3)
-                failure = error
-            except BaseExceptionGroup as group:
-                raise_rest(subscription.name, delivery, group)
-        self.scope = None
-        if failure is None and result is not None and not is_outcome(result):
-            failure = no_outcome(result)
-        await self.unless_dropped(failure, delivery)
-        if scope.cancel_called:
-            if failure is not None:
-                log_late(subscription.name, delivery, failure)
+        called = await self._called(self._subscription.handler, delivery, (received,))
+        if called is None:
             self._hand.leave(received)
             return
+        result, failure = called
+        if failure is None and result is not None and not is_outcome(result):
+            failure = no_outcome(result)
         ending = cast("Ending", result or ACK) if failure is None else self._answer(delivery, failure)
         await self._carry_out(received, ending, orders)
 
     async def _carry_out(self, received: Received[Any], ending: Ending, orders: trio.MemorySendChannel[Order]) -> None:
         if (freeing := await self._order(received, ending, orders)) is not None:
             await freeing.wait()
-
-
-def no_outcome(result: object) -> TypeError:
-    """A handler's mistake, answered like an exception."""
-    return TypeError(f"a handler must return Ack, Retry, RetryAfter, Drop or None, not {result!r}")
-
-
-def log_late(subscription: str, delivery: Delivery[Any], error: BaseException) -> None:
-    """A handler failed although it was cancelled: that is no failure that a policy answers, and no secret either."""
-    log.error("%s: delivery %s failed while it was cancelled", subscription, delivery.id, exc_info=error)
-
-
-def raise_rest(subscription: str, delivery: Delivery[Any], group: BaseExceptionGroup[BaseException]) -> None:
-    """A handler failed *while* it was cancelled: log its error, raise the rest of the group (never empty)."""
-    errors, rest = group.split(Exception)
-    if errors is not None:
-        log_late(subscription, delivery, errors)
-    assert rest is not None  # noqa: S101 -- a group of exceptions alone would be an Exception
-    raise rest

@@ -168,24 +168,19 @@ def equations(lines: int, before: Rows, after: Rows, ledgers: Sequence[Mapping[s
     """Counts of different origin."""
     orders = [ledger["orders"] for ledger in ledgers]
     dead = [ledger["dead_orders"] for ledger in ledgers]
-    unknown = sum(ledger.unknown for ledger in orders)
     return [
         Equation(
             (lines, "lines in the file"),
             ((after.finished, "rows finished"), (after.dead, "rows dead"), (after.open, "rows open")),
         ),
         Equation(
-            (after.finished - before.finished, "rows finished since this start"),
+            (after.finished + after.dead - before.finished - before.dead, "rows finished or dead since this start"),
             (
                 (sum(ledger.acked for ledger in orders), "acked"),
                 (sum(ledger.dropped for ledger in orders), "dropped"),
+                (sum(ledger.dead_lettered for ledger in orders), "dead-lettered"),
             ),
-            slack=unknown,
-        ),
-        Equation(
-            (after.dead - before.dead, "rows dead since this start"),
-            ((sum(ledger.dead_lettered for ledger in orders), "dead-lettered"),),
-            slack=unknown,
+            slack=sum(ledger.unknown for ledger in orders),
         ),
         Equation(
             (before.dead_open + after.dead - before.dead, "dead rows read since this start"),
@@ -262,7 +257,10 @@ async def run(folder: Path, orders: Path, say: Callable[[str], None], show: Call
     say(f"published {new} of {len(lines)} lines as new orders")
     half = before.finished + (len(lines) - before.finished - before.dead) // 2
     ledgers: list[dict[str, Ledger]] = []
-    say(f"serving, {CONCURRENCY} handlers at once; cancelled in the middle")
+    if select(database).done:
+        say("nothing is left to do")
+    else:
+        say(f"serving, {CONCURRENCY} handlers at once, to be cancelled in the middle")
     ledgers.append(
         await serve(broker, database, lambda rows: show(len(lines), rows), lambda rows: rows.finished > half)
     )

@@ -6,7 +6,8 @@ goodbye fit into the 30 s that Kubernetes and systemd give by default. The secon
 unsettled, its lease is released at once, and another instance goes on with it.
 
 What it does not do: make its own work; it fills a queue table of its own with a few hundred rows, so that there is
-something in hand when the signal comes. Start it, and send it a signal: `kill -TERM <the pid it prints>`.
+something in hand when the signal comes. `examples/run sigterm` starts it; then send it a signal: `kill -TERM <the pid
+that it prints>`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ async def main(folder: Path) -> int:
     database = folder / "jobs.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS jobs (id INTEGER PRIMARY KEY, body BLOB, locked_until REAL)")
-        connection.executemany("INSERT INTO jobs (body) VALUES (?)", [(b"job",)] * 300)
+        (left,) = connection.execute("SELECT count(*) FROM jobs").fetchone()
+        connection.executemany("INSERT INTO jobs (body) VALUES (?)", [(b"job",)] * (300 - left))
         connection.commit()
     broker = SqlBroker(f"sqlite:///{database}")
     runtime = Runtime(Subscription(broker.queue(JOBS), work, concurrency=4), grace=15.0, goodbye=5.0)

@@ -21,10 +21,23 @@ import trio
 
 from links.errors import NotConnected, SettlementError
 from settlement.delivery import NO_HEADERS, Delivery, Letter
+from settlement.groups import alone, raise_bare
 from settlement.plans import Plan
 from settlement.policy import Ending, Policy
 
-__all__ = ["Broker", "Link", "Lost", "Order", "Publisher", "Received", "Settles", "Source", "Verdict"]
+__all__ = [
+    "Broker",
+    "Link",
+    "Lost",
+    "Order",
+    "Presence",
+    "Publisher",
+    "Received",
+    "Settles",
+    "Source",
+    "Verdict",
+    "beside",
+]
 
 R = TypeVar("R")
 
@@ -47,6 +60,8 @@ class Received(Generic[R]):
     """The link's own handle; nobody else looks at it."""
     expires: float | None = None
     """When the lease ends, on `trio.current_time()`; moved forward by `Link.extend`; None: there is no lease."""
+    started: bool = False
+    """A handler was called for it. What was never started goes back uncounted, where the transport can."""
     unreadable: Exception | None = None
     """Why the transport itself could not read the message; then `delivery.message` must not be used."""
 
@@ -112,8 +127,10 @@ class Link(ABC, Generic[R]):
         """
         raise NotImplementedError("a source with a lease has a link that extends it")
 
-    async def give_back(self, unstarted: Sequence[Received[R]]) -> None:
-        """Give back deliveries whose handler was never started, where the transport can (not AMQP: the detach does it).
+    async def give_back(self, unsettled: Sequence[Received[R]]) -> None:
+        """Give these back now, where the transport can (not AMQP: the detach does it), uncounted where not `started`.
+
+        Raises as `receive`; after `CallBroken` they go back with the link's goodbye, or when their lease ends.
 
         Cancellation: what was not given back goes back with the link's goodbye.
         """
@@ -135,15 +152,19 @@ class Source(ABC, Generic[R]):
 
     @abstractmethod
     def limit(self, concurrency: int, size: int = 1) -> int:
-        """How many deliveries may be unsettled at once, for so many handlers that take so many each."""
+        """How many deliveries may be unsettled at once: as the user said, else for so many handlers of `size` each."""
 
     @abstractmethod
     def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Any]:
         """The decision table of this transport, with this source's facts filled in; pure."""
 
     @abstractmethod
-    def attach(self, subscription: str, lost: Lost, goodbye: float) -> AbstractAsyncContextManager[Link[R]]:
+    def attach(
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy()
+    ) -> AbstractAsyncContextManager[Link[R]]:
         """Attach a link for one life; on the way out it detaches and gives back what is unsettled, within `goodbye`.
+
+        What the policy will ask of this transport is looked at here: a dead-letter table that is not there is refused.
 
         Raises `LinkRefused` naming subscription, address or table, and the way out; `LinkBroken`, `ConnectionBroken`.
 
@@ -200,6 +221,8 @@ class Broker(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.presence = Presence.NEW
+        self.lives = 0
+        """How many connections there have been: the number of the present one."""
         self._changed = trio.Event()
         self._home: trio.lowlevel.TrioToken | None = None
         """The `trio.run` that it is open in."""
@@ -243,6 +266,7 @@ class Broker(ABC):
     @contextmanager
     def up(self) -> Generator[None, None, None]:
         """There is a connection for the block; for implementations of `run`."""
+        self.lives += 1
         self._become(Presence.UP)
         try:
             yield
@@ -254,8 +278,8 @@ class Broker(ABC):
         """Does somebody keep this broker open?"""
         return self.presence in (Presence.DOWN, Presence.UP)
 
-    async def until_up(self) -> None:
-        """Wait for a connection. Does not yield if up.
+    async def until_up(self, after: int = 0) -> None:
+        """Wait for a connection, later than life number `after`. Does not yield if there is one.
 
         Raises `NotConnected` where nobody keeps this broker open, and `RuntimeError` in another `trio.run` than the one
         it is open in: a thread comes in by `trio.from_thread.run` (K-13).
@@ -264,10 +288,10 @@ class Broker(ABC):
         """
         if self.is_open and self._home is not trio.lowlevel.current_trio_token():
             raise RuntimeError(f"{self.name} is open in another trio.run: come in by trio.from_thread.run")
-        while self.presence is not Presence.UP:
+        while self.presence is not Presence.UP or self.lives <= after:
             if not self.is_open:
                 raise NotConnected(
-                    f"{self.name} is {self.presence.value}: enter open_runtime or broker.connect() first"
+                    f"{self.name} is {self.presence.value}: enter open_runtime or actors.connected(broker) first"
                 )
             await self._changed.wait()
 
@@ -291,18 +315,3 @@ async def beside(task: Callable[..., Any]) -> AsyncGenerator[None, None]:
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise_bare(alone(group))
-
-
-def alone(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What a group holds, where that is one thing; else the group."""
-    first, *others = group.exceptions
-    return group if others else first
-
-
-def raise_bare(error: BaseException) -> NoReturn:
-    """Raise `error` out of the group that it came in, with the context it had before."""
-    context = error.__context__
-    try:
-        raise error
-    finally:
-        error.__context__ = context

@@ -53,7 +53,7 @@ class LinkRefused(LinkError):
 
 
 class NotConnected(LinkError):
-    """The broker was not opened yet, or is closed: enter `open_runtime`, or `async with broker.connect()`."""
+    """The broker was not opened yet, or is closed: enter `open_runtime`, or `actors.connected(broker)`."""
 
 
 class PublishNotAccepted(LinkError):

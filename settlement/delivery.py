@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import attrs
 
-__all__ = ["NO_HEADERS", "Delivery", "Destination", "Letter", "name_of"]
+from settlement.outcomes import seconds
+
+__all__ = ["NO_HEADERS", "Delivery", "Destination", "Letter", "check_letter", "name_of"]
 
 T = TypeVar("T")
 
@@ -66,6 +68,25 @@ class Letter:
     def of(cls, delivery: Delivery[Any], *, deliver_after: float | None = None) -> Letter:
         """The letter "as it arrived": body, headers and key unchanged (C-4.9)."""
         return cls(delivery.body, delivery.headers, delivery.key, deliver_after, delivery)
+
+
+def check_letter(letter: Letter) -> None:
+    """Raise `ValueError` where a letter holds what none can hold: for transports, before they send it."""
+    body: object = letter.body
+    key: object = letter.key
+    headers: object = letter.headers
+    if not isinstance(body, bytes):
+        raise ValueError(f"a body is bytes, not {type(body).__name__}")
+    if key is not None and not isinstance(key, str):
+        raise ValueError(f"a key is a str or None, not {type(key).__name__}")
+    if letter.deliver_after is not None:
+        seconds("deliver_after", letter.deliver_after)
+    if not isinstance(headers, Mapping):
+        raise ValueError(f"headers are a mapping of str to bytes, not {type(headers).__name__}")
+    pairs = cast("Mapping[object, object]", headers)
+    for name, value in pairs.items():
+        if not isinstance(name, str) or not isinstance(value, bytes):
+            raise ValueError(f"a header is a str and bytes, not {type(name).__name__} and {type(value).__name__}")
 
 
 def name_of(to: str | Destination) -> str:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import attrs
 
-__all__ = ["Ack", "Drop", "Outcome", "Retry", "RetryAfter", "is_outcome", "seconds"]
+__all__ = ["Ack", "Drop", "Outcome", "Retry", "RetryAfter", "is_outcome", "no_outcome", "seconds"]
 
 
 def seconds(name: str, value: object, *, zero: bool = True) -> float:
@@ -70,3 +70,8 @@ _OUTCOMES = frozenset({Ack, Retry, RetryAfter, Drop})
 def is_outcome(value: object) -> bool:
     """Is this one of the four? (By exact class: a look-alike is a mistake of the handler, C-1.3.)"""
     return type(value) in _OUTCOMES
+
+
+def no_outcome(value: object) -> TypeError:
+    """A handler's mistake, answered like an exception of its own."""
+    return TypeError(f"a handler must return Ack, Retry, RetryAfter, Drop or None, not {value!r}")

@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias
 
 import attrs
 
 from settlement.delivery import Delivery, Destination, name_of
+from settlement.groups import leaves
 from settlement.outcomes import Ack, Drop, Retry, RetryAfter
 
-__all__ = ["Answer", "DeadLetter", "Ending", "FailFast", "FailureAnswer", "Policy", "Turn", "leaves", "positive"]
-
-
-E = TypeVar("E", bound=BaseException)
+__all__ = ["Answer", "DeadLetter", "Ending", "FailFast", "FailureAnswer", "Policy", "Turn", "positive"]
 
 
 def positive(name: str, value: object) -> int:
@@ -152,11 +150,3 @@ class Policy:
         if isinstance(given, DeadLetter) and self.dead_letter is None:
             raise ValueError("a function answered DeadLetter(), but the policy declares no dead_letter") from error
         return given
-
-
-def leaves(error: E) -> list[E]:
-    """The exceptions in a group, however deep; of anything else, itself."""
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    group = cast("BaseExceptionGroup[E]", error)
-    return [leaf for each in group.exceptions for leaf in leaves(cast("E", each))]

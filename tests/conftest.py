@@ -1,11 +1,25 @@
-"""What every test may use."""
+"""What every test may use, and what `tests/run --require` means."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+
+REQUIRED = frozenset(filter(None, os.environ.get("SETTLEMENT_REQUIRE", "").split(",")))
+"""Transports whose tests may not be skipped."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    names = [name for name in REQUIRED if item.get_closest_marker(name)]
+    if report.skipped and names and not hasattr(report, "wasxfail"):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome, report.longrepr = "failed", f"{', '.join(names)} is required, and this was skipped: {why}"
+    return report
 
 
 @pytest.fixture

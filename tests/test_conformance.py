@@ -18,7 +18,7 @@ from links.errors import LinkBroken, NotConnected, PublishNotAccepted
 from links.memory import MemoryBroker, MemoryLink, MemoryPublisher, MemoryQueue
 from links.sql import Lease, SqlBroker, SqlQueue, Table
 from links.testing import CHECKS, Capabilities, Caps, Check, ConformanceError, Harness, Routing, run_all
-from settlement import Copies, Letter, Native, Plan
+from settlement import Copies, Letter, Native, Plan, Policy
 from settlement.ledger import Line
 from settlement.memory import Accept, PutBack, Reject, Verb
 
@@ -156,8 +156,8 @@ class Faulty(Link[bytes]):
     async def extend(self, held: Sequence[Received[bytes]]) -> Sequence[Received[bytes]]:
         return await self.inner.extend(held)
 
-    async def give_back(self, unstarted: Sequence[Received[bytes]]) -> None:
-        await self.inner.give_back(unstarted)
+    async def give_back(self, unsettled: Sequence[Received[bytes]]) -> None:
+        await self.inner.give_back(unsettled)
 
     def settled_as(self, order: Order, verb: Verb) -> Order:
         return Order(order.received, attrs.evolve(order.plan, verb=verb))
@@ -253,8 +253,8 @@ class TakesTheNewestFirst(Faulty):
 
 
 class CountsWhatIsGivenBack(Faulty):
-    async def give_back(self, unstarted: Sequence[Received[bytes]]) -> None:
-        await self.inner.settle([Order(each, Plan(Line.RETRIED, PutBack())) for each in unstarted])
+    async def give_back(self, unsettled: Sequence[Received[bytes]]) -> None:
+        await self.inner.settle([Order(each, Plan(Line.RETRIED, PutBack())) for each in unsettled])
 
 
 class NeverCounts(Faulty):
@@ -306,8 +306,10 @@ class FaultyQueue(MemoryQueue):
     link: type[Faulty]
 
     @asynccontextmanager
-    async def attach(self, subscription: str, lost: Lost, goodbye: float) -> AsyncGenerator[Link[bytes], None]:
-        async with super().attach(subscription, lost, goodbye) as link:
+    async def attach(
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy()
+    ) -> AsyncGenerator[Link[bytes], None]:
+        async with super().attach(subscription, lost, goodbye, policy) as link:
             assert isinstance(link, MemoryLink)
             yield self.link(link)
 
@@ -378,8 +380,8 @@ class TakesInAnyOrder(Faulty):
     async def receive(self, room: int) -> Sequence[Received[bytes]]:
         return list(reversed(await self.inner.receive(room)))
 
-    async def give_back(self, unstarted: Sequence[Received[bytes]]) -> None:
-        assert unstarted
+    async def give_back(self, unsettled: Sequence[Received[bytes]]) -> None:
+        assert unsettled
         await trio.lowlevel.checkpoint()
 
 
@@ -401,14 +403,16 @@ class HasNoBacklog(FaultyQueue):
     link = TakesInAnyOrder
 
     @asynccontextmanager
-    async def attach(self, subscription: str, lost: Lost, goodbye: float) -> AsyncGenerator[Link[bytes], None]:
+    async def attach(
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy()
+    ) -> AsyncGenerator[Link[bytes], None]:
         assert isinstance(self.broker, MemoryBroker)
         store = self.broker.store(self.name)
         if not store.links:
             store.fresh.clear()
             store.returned.clear()
             store.delayed.clear()
-        async with super().attach(subscription, lost, goodbye) as link:
+        async with super().attach(subscription, lost, goodbye, policy) as link:
             yield link
 
 

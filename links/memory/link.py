@@ -142,27 +142,30 @@ class MemoryLink(Link[bytes]):
                 lost.append(received)
         return lost
 
-    async def give_back(self, unstarted: Sequence[Received[bytes]]) -> None:
-        """Give back deliveries whose handler was never started; that counts as no delivery.
+    async def give_back(self, unsettled: Sequence[Received[bytes]]) -> None:
+        """Give these back now; one whose handler was never started counts as no delivery.
 
         Cancellation: they were given back all the same.
         """
-        for received in unstarted:
+        for received in unsettled:
             if received in self.unsettled:
-                self.store.let_go(self.release(received), "given back", counted=False)
+                self.store.let_go(self.release(received), "given back", counted=received.started)
         self.store.wake()
         await trio.lowlevel.checkpoint()
 
     # --- what befalls it
 
-    def end(self, kind: type[LinkError], why: str) -> None:
-        """This life is over: what is unsettled goes back, and every call raises `kind` from now on."""
+    def end(self, kind: type[LinkError], why: str, *, orderly: bool = False) -> None:
+        """This life is over: what is unsettled goes back, and every call raises `kind` from now on.
+
+        `orderly`, with a goodbye: what was never started counts as no delivery. A break says nothing, and all count.
+        """
         if self._over is not None:
             return
         self._over = (kind, why)
         self._ended.set()
-        for message in self.unsettled.values():
-            self.store.let_go(message, why)
+        for received, message in self.unsettled.items():
+            self.store.let_go(message, why, counted=received.started or not orderly)
         self.unsettled.clear()
         self._left.clear()
         self.store.links.remove(self)

@@ -58,6 +58,8 @@ class Returned:
     queue: str
     id: str
     why: str
+    counted: bool = True
+    """Does the next delivery count this one? Not where no handler was called for it, and the link could say so."""
 
 
 Entry: TypeAlias = Published | Delivered | Said | Unsaid | Returned

@@ -11,6 +11,7 @@ import trio
 from links.abc import Link, Lost, Settles, Source
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused
 from links.memory.link import MemoryLink
+from links.memory.publisher import MemoryPublisher
 from settlement.delays import Copies, Native
 from settlement.delivery import Delivery
 from settlement.memory import Delays, Facts, Verb, decide
@@ -54,9 +55,14 @@ class MemoryQueue(Source[bytes]):
         return f"<MemoryQueue {self.name!r} on {self.broker.name}>"
 
     def limit(self, concurrency: int, size: int = 1) -> int:
-        """As given, by default 2 × concurrency × size; never so low that a handler could not have its share."""
-        least = concurrency * size
-        return 2 * least if self._limit is None else max(self._limit, least)
+        """As given; by default 2 × concurrency × size."""
+        return 2 * concurrency * size if self._limit is None else self._limit
+
+    def check(self, policy: Policy) -> None:
+        """Refuse, by `ValueError`, a dead letter that is the queue itself: it would go round for ever."""
+        to = policy.dead_letter
+        if to == self.name or (isinstance(to, MemoryPublisher) and to.broker is self.broker and to.name == self.name):
+            raise ValueError(f"dead_letter must be another queue than {self.name!r} itself")
 
     def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Verb]:
         """The decision table of `settlement.memory`."""
@@ -68,6 +74,7 @@ class MemoryQueue(Source[bytes]):
         subscription: str,
         lost: Lost,
         goodbye: float,  # noqa: ARG002 -- the goodbye takes no time
+        policy: Policy = Policy(),  # noqa: ARG002 -- takes every policy
     ) -> AsyncGenerator[Link[bytes], None]:
         """Attach a link; its goodbye puts back what is unsettled, and takes no time.
 
@@ -87,4 +94,4 @@ class MemoryQueue(Source[bytes]):
         try:
             yield link
         finally:
-            link.end(LinkBroken, "detached")
+            link.end(LinkBroken, "detached", orderly=True)

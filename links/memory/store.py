@@ -21,7 +21,7 @@ from links.abc import Received
 from links.errors import PublishNotAccepted
 from links.memory.log import Entry, Published, Returned
 from settlement.attempts import attempt, header_count
-from settlement.delivery import NO_HEADERS, Letter
+from settlement.delivery import NO_HEADERS, Letter, check_letter
 
 if TYPE_CHECKING:
     from links.memory.broker import MemoryBroker
@@ -154,7 +154,7 @@ class Store:
         """Put back a message for which no verb was said."""
         self.back(message, counted=counted)
         if self.log is not None:
-            self.log.append(Returned(self.name, message.id, why))
+            self.log.append(Returned(self.name, message.id, why, counted))
 
     def wake(self) -> None:
         """Let all who wait look again."""
@@ -213,21 +213,8 @@ class Store:
 
 def _checked(letter: Letter) -> Mapping[str, bytes]:
     """The letter's headers, as nobody can change them any more."""
-    body: object = letter.body
-    key: object = letter.key
-    headers: object = letter.headers
-    if not isinstance(body, bytes):
-        raise PublishNotAccepted(f"a body is bytes, not {type(body).__name__}")
-    if key is not None and not isinstance(key, str):
-        raise PublishNotAccepted(f"a key is a str or None, not {type(key).__name__}")
-    if headers is NO_HEADERS:
-        return NO_HEADERS
-    if not isinstance(headers, Mapping):
-        raise PublishNotAccepted(f"headers are a mapping of str to bytes, not {type(headers).__name__}")
-    own = dict(letter.headers)
-    for name, value in own.items():
-        if not isinstance(name, str) or not isinstance(value, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PublishNotAccepted(
-                f"a header is a str and bytes, not {type(name).__name__} and {type(value).__name__}"
-            )
-    return MappingProxyType(own)
+    try:
+        check_letter(letter)
+    except ValueError as error:
+        raise PublishNotAccepted(str(error)) from None
+    return NO_HEADERS if letter.headers is NO_HEADERS else MappingProxyType(dict(letter.headers))

@@ -59,24 +59,29 @@ class Reader(Generic[R]):
         headers: Mapping[str, bytes] = NO_HEADERS
         body = b""
         message: Any = body
-        if column:
+        # whatever stands in a row is that row's trouble, never that of the rows that were claimed with it
+        if column is not None:
             try:
                 headers = load(column)
-            except (ValueError, RecursionError) as error:
+            except Exception as error:  # noqa: BLE001
                 unreadable = error
-        if self._columns is None:
-            try:
+        try:
+            if self._columns is None:
                 body = message = payload if type(payload) is bytes else _body(payload)
-            except ValueError as error:
-                unreadable = error
-        else:
-            message = self._row(self._columns, row, count)
-            body = dump_row(message)
-        if self._counted:
+            else:
+                message = self._row(self._columns, row, count)
+                body = dump_row(message)
+        except Exception as error:  # noqa: BLE001
+            unreadable = error
+        redeliveries: int | None = None
+        if not self._counted:
+            before = attempt(header_count(headers), None)
+        elif type(count) is int:
             before = max(count - 1, 1)
-            redeliveries: int | None = before - 1
-        else:
-            before, redeliveries = attempt(header_count(headers), None), None
+            redeliveries = before - 1
+        else:  # the header counts, as where there is no such column (S-4.9)
+            before = attempt(header_count(headers), None)
+            unreadable = ValueError(f"the attempt is no whole number: {count!r} after this claim")
         delivery: Delivery[R] = Delivery(
             body=body,
             message=message,
@@ -87,9 +92,9 @@ class Reader(Generic[R]):
             id=_name(key),
             key=None if partition is None else _name(partition),
         )
-        return Received(delivery, (key, until, count), expires, unreadable)
+        return Received(delivery, (key, until, count), expires, unreadable=unreadable)
 
-    def _row(self, columns: Any, row: Row, count: int | None) -> dict[str, Any]:
+    def _row(self, columns: Any, row: Row, count: Any) -> dict[str, Any]:
         """The row as it was before the claim, with an empty lease."""
         values = dict(zip(columns, row[self._start :], strict=True))
         values[self._lock] = None

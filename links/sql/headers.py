@@ -41,13 +41,15 @@ def _object(what: str, text: str | bytes) -> dict[str, Any]:
     return loaded  # pyright: ignore[reportUnknownVariableType] -- names of a JSON object are texts
 
 
-def load(column: str | bytes | None) -> Mapping[str, bytes]:
+def load(column: object) -> Mapping[str, bytes]:
     """The headers in a column; NULL or an empty text is none. Any other JSON value of a name is kept as JSON text.
 
     Raises `ValueError` where the column holds no JSON object.
     """
-    if not column:
+    if column is None or column in ("", b""):
         return NO_HEADERS
+    if not isinstance(column, str | bytes):
+        raise ValueError("headers must be a JSON object, not a number")
     return {name: _bytes(value) for name, value in _object("headers", column).items()}
 
 

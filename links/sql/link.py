@@ -3,7 +3,8 @@
 Owns the rows that this life has claimed, and those that it has claimed ahead of `receive`. Every verb is a job of the
 broker's writer; what a job brings is taken in by its `then`, in trio, whether or not somebody still waits for it. A
 cancellation leaves no row behind: a claim that nobody waits for any more is given back, and the goodbye lets go the
-rest.
+rest. What is shielded, and how long: the giving back of a cancelled claim, a settlement, the goodbye; each for one
+`goodbye` at most.
 
 A settlement and the next claim share one transaction and one hop: where the last claim was full, `settle` claims as
 many rows as it has settled, and holds them until `receive` asks.
@@ -12,10 +13,11 @@ many rows as it has settled, and holds them until `receive` asks.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import NoReturn, TypeAlias, TypeVar
 
 import trio
 
@@ -39,7 +41,13 @@ Tell: TypeAlias = Callable[[str, str | None], None]
 
 
 _LANDING = 0.5
-"""Seconds that a hop is waited for beyond the patience, so that it can say that nothing was changed."""
+"""Seconds of a wait, at most a quarter of it, that are kept for the try under way: so it can say what became of it."""
+
+_HOP = 0.01
+"""Seconds: a goodbye of less is one of this, else a verb that is under way could never say what became of it."""
+
+_SPARE = 0.5
+"""Seconds of a lease that a settlement does not use for waiting."""
 
 
 class SqliteLink(Link[R]):
@@ -49,6 +57,7 @@ class SqliteLink(Link[R]):
         self,
         form: LeaseForm,
         writer: Writer,
+        over: Callable[[], Awaitable[ConnectionBroken]],
         wakes: Wakes,
         tell: Tell,
         *,
@@ -58,13 +67,16 @@ class SqliteLink(Link[R]):
     ) -> None:
         self._form, self._writer, self._wakes, self._tell = form, writer, wakes, tell
         self._reader: Reader[R] = Reader(form, source)
-        self._subscription, self._goodbye = subscription, goodbye
-        self._patience = max(goodbye, 1.0)
+        self._over = over
+        self._subscription, self._goodbye = subscription, max(goodbye, _HOP)
+        self._landing = min(_LANDING, goodbye / 4)
         self._held: dict[Received[R], None] = {}
         self._ahead: deque[Received[R]] = deque()
         self._settling: set[Received[R]] = set()
         self._extending: set[Received[R]] = set()
         self._extended = trio.Event()
+        self._late: set[Received[R]] = set()
+        """To be let go when their extension has ended."""
         self._paused = Paused()
         self._open: set[Job] = set()
         self._returning: set[LetGo] = set()
@@ -93,10 +105,13 @@ class SqliteLink(Link[R]):
                 return claimed
 
     def _take_ahead(self, room: int) -> list[Received[R]]:
-        """What was claimed ahead and has more than half of its lease left; the rest is given back."""
+        """What was claimed ahead and has three quarters of its lease left; the rest is given back.
+
+        So a handler does not start with less than the keeper needs to renew in time (DESIGN 3.4).
+        """
         fresh: list[Received[R]] = []
         stale: list[Received[R]] = []
-        worth = trio.current_time() + self._form.lease / 2
+        worth = trio.current_time() + self._form.lease * 3 / 4
         while self._ahead and len(fresh) < room:
             received = self._ahead.popleft()
             (fresh if received.expires is not None and received.expires > worth else stale).append(received)
@@ -155,46 +170,82 @@ class SqliteLink(Link[R]):
         self._let_go(restored=[*self._ahead])
         self._ahead.clear()
 
+    async def until_broken(self) -> NoReturn:
+        """Wait until the connection's life is over, and raise why.
+
+        Cancellation: nothing was done.
+        """
+        why = await self._over()
+        raise ConnectionBroken(f"{self._subscription!r}: {why}") from why.__cause__
+
     # --- settle --------------------------------------------------------------------------------------------------
 
     async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
         """Carry out all orders in one transaction, each by itself: one that fails does not touch the others.
 
-        Raises `ConnectionBroken` where the file failed.
+        A locked file is waited for while the leases last, 10 s at most (but one goodbye in any case). Raises
+        `ConnectionBroken` where the file failed.
 
-        Cancellation: shielded for as long as the goodbye may last (1 s at least); so the verdicts are true, and a
-        cancellation is noticed at the caller's next checkpoint.
+        Cancellation: shielded for a goodbye at most; so the verdicts are true, and a cancellation is noticed at the
+        caller's next checkpoint.
         """
         settling = [order.received for order in orders]
         said = [Said(order.received, verb) for order in orders if (verb := order.plan.verb) is not None]
-        job: Settle | None = None
+        started = trio.current_time()
+        patience = self._patience(settling)
         self._settling.update(settling)
         try:
-            with trio.move_on_after(self._patience + _LANDING, shield=True):
-                while not self._extending.isdisjoint(settling):
-                    await self._extended.wait()
-                claim = None
-                if self._full and not self._stopped:
-                    claim = Claim(self._form, len(orders), self._paused.now(), 0.0)
-                    self._wakes.look()
-                job = Settle(self._form, said, claim, self._patience)
-                self._enter(job, partial(self._settled, job))
-                self._writer.submit(job)
-                await job.done.wait()
+            while not self._extending.isdisjoint(settling):
+                if not await self._waited(self._extended, started + patience):
+                    self._let_go_late(settling)
+                    why = f"an extension was still under way after {trio.current_time() - started:.1f} s"
+                    return [NotApplied(f"settlement of {self._subscription!r}: {why}") for _ in said]
+            claim = None
+            if self._full and not self._stopped:
+                claim = Claim(self._form, len(orders), self._paused.now(), 0.0)
+                self._wakes.look()
+            job = Settle(self._form, said, claim, patience)
+            self._enter(job, partial(self._settled, job))
+            self._writer.submit(job)
+            if not await self._waited(job.done, started + patience):
+                job.deadline = trio.current_time()  # the try that is under way is the last
+                self._writer.withdraw(job)
+                with trio.move_on_after(self._landing, shield=True):
+                    await job.done.wait()
         finally:
             self._settling.difference_update(settling)
-        if job is not None and not job.done.is_set():
-            self._writer.withdraw(job)
-        if job is None:
-            return [NotApplied(self._late("an extension was still under way")) for _ in said]
         if not job.done.is_set():
-            return [SettlementUnknown(self._late("the database has not answered")) for _ in said]
+            why = f"the database has not answered within {trio.current_time() - started:.1f} s"
+            return [SettlementUnknown(f"settlement of {self._subscription!r}: {why}") for _ in said]
         if isinstance(job.error, ConnectionBroken):
             job.check(f"settlement of {self._subscription!r}")
         return [each.verdict for each in said]
 
-    def _late(self, why: str) -> str:
-        return f"settlement of {self._subscription!r}: {why} after {self._patience:g} s"
+    def _patience(self, settling: Iterable[Received[R]]) -> float:
+        """How long a locked file is waited for: while the shortest lease lasts, but a goodbye in any case."""
+        ends = min((each.expires for each in settling if each.expires is not None), default=math.inf)
+        return max(self._goodbye, min(PATIENCE, ends - trio.current_time() - _SPARE))
+
+    async def _waited(self, event: trio.Event, deadline: float) -> bool:
+        """Wait for the event, in rounds of a goodbye, each shielded; False: cancelled, or the deadline has passed.
+
+        It ends early by the time that a landing takes.
+        """
+        while not event.is_set():
+            now = trio.current_time()
+            if now >= deadline - self._landing:
+                return False
+            with trio.move_on_at(min(now + self._goodbye, deadline) - self._landing, shield=True):
+                await event.wait()
+            if trio.current_effective_deadline() == -math.inf:
+                break
+        return event.is_set()
+
+    def _let_go_late(self, settling: Iterable[Received[R]]) -> None:
+        """As every row whose verb was not said; those that are being extended when their token is known again."""
+        late = self._extending.intersection(settling)
+        self._late |= late
+        self._pause([each for each in settling if each not in late], locked=True)
 
     def _settled(self, job: Settle) -> None:
         """Take in what a settlement came to, also where its caller no longer waits."""
@@ -254,6 +305,7 @@ class SqliteLink(Link[R]):
 
         Cancellation: the old expiry holds; where the thread had begun, the token moves on all the same.
         """
+        self._forget()
         busy = self._settling | self._extending
         mine = [each for each in held if each in self._held and each not in busy]
         if not mine:
@@ -282,19 +334,33 @@ class SqliteLink(Link[R]):
                 else:
                     received.token = token
         self._extending.difference_update(job.held)
+        late = self._late.intersection(job.held)
+        self._late -= late
+        self._pause([each for each in late if each in self._held], locked=True)
         done, self._extended = self._extended, trio.Event()
         done.set()
 
-    async def give_back(self, unstarted: Sequence[Received[R]]) -> None:
-        """Let the leases go, the attempts as they were before the claim.
+    def _forget(self) -> None:
+        """Rows that were superseded and are no longer ours by any clock: their lease ended more than a lease ago."""
+        old = trio.current_time() - self._form.lease
+        for received in [each for each in self._held if each.expires is not None and each.expires < old]:
+            if received not in self._settling:
+                del self._held[received]
 
-        Cancellation: what was not given back is let go with the goodbye, its attempt counted.
+    async def give_back(self, unsettled: Sequence[Received[R]]) -> None:
+        """Let the leases go, the attempts as they were before the claim where no handler was called.
+
+        Raises as `extend`; the rows are let go with the goodbye then.
+
+        Cancellation: what was not given back is let go with the goodbye.
         """
-        while any(each in self._extending for each in unstarted):
+        while any(each in self._extending for each in unsettled):
             await self._extended.wait()
-        mine = [each for each in unstarted if each in self._held and each not in self._settling]
+        mine = [each for each in unsettled if each in self._held and each not in self._settling]
         if mine:
-            await self._writer.carry_out(self._letting_go((), mine))
+            job = self._letting_go(*_by_start(mine))
+            await self._writer.carry_out(job)
+            job.check(f"giving back of {self._subscription!r}")
 
     def _letting_go(self, counted: Iterable[Received[R]], restored: Iterable[Received[R]]) -> LetGo:
         job = LetGo(self._form, [*counted], [*restored], PATIENCE)
@@ -321,13 +387,16 @@ class SqliteLink(Link[R]):
             self._wakes.wake()
 
     async def say_goodbye(self) -> None:
-        """Let go all that is still held, attempts counted: shielded, within `goodbye`; a failure is one warning."""
+        """Let go all that is still held: shielded, within `goodbye`; a failure is one warning.
+
+        The attempt of a delivery whose handler was called stays counted, that of another is as before the claim.
+        """
         self.stop()
         with trio.move_on_after(self._goodbye, shield=True):
             while self._open:
                 await next(iter(self._open)).done.wait()
             if self._held:
-                job = self._letting_go([*self._held], ())
+                job = self._letting_go(*_by_start(self._held))
                 self._writer.submit(job)
                 await job.done.wait()
         if self._held:
@@ -346,3 +415,12 @@ class SqliteLink(Link[R]):
             then()
 
         job.then = left
+
+
+def _by_start(held: Iterable[Received[R]]) -> tuple[list[Received[R]], list[Received[R]]]:
+    """Those whose handler was called, whose attempt stays counted, and the others."""
+    started: list[Received[R]] = []
+    others: list[Received[R]] = []
+    for received in held:
+        (started if received.started else others).append(received)
+    return started, others

@@ -10,7 +10,7 @@ from links.errors import CallBroken, ConnectionBroken, LinkBroken, PublishNotAcc
 from links.sql.sqlite_insert import Insert, Inserter
 from links.sql.sqlite_writer import PATIENCE
 from links.sql.table import Table
-from settlement.delivery import NO_HEADERS, Letter
+from settlement.delivery import NO_HEADERS, Letter, check_letter
 
 if TYPE_CHECKING:
     from links.sql.broker import SqlBroker
@@ -36,7 +36,8 @@ class SqlPublisher(Publisher):
         In row mode the body is a JSON object of the row's columns.
 
         Raises `PublishNotAccepted`, with nothing written, where the table cannot hold a header, the key or a delay, a
-        constraint refuses the row, or others keep the file locked for 10 s; else as `Publisher.publish`.
+        constraint refuses the row, the letter is none, or others keep the file locked for 10 s; else as
+        `Publisher.publish`.
 
         Cancellation: the row was inserted or not; one that had not begun was not.
         """
@@ -67,6 +68,11 @@ class SqlPublisher(Publisher):
             await self._insert([(None, each if isinstance(each, Letter) else Letter(each)) for each in letters])
 
     async def _insert(self, letters: Sequence[tuple[Any, Letter]], *, once: bool = False) -> int:
+        for _, letter in letters:
+            try:
+                check_letter(letter)
+            except ValueError as mistake:
+                raise PublishNotAccepted(f"{self.name!r}: {mistake}") from None
         while True:
             await self._broker.until_up()
             job = Insert(self._inserter, letters, PATIENCE, once=once)

@@ -11,9 +11,9 @@ from links.errors import CallBroken, LinkBroken
 from links.sql.link import SqliteLink
 from links.sql.sqlite_jobs import Call
 from links.sql.sqlite_lease import LeaseForm
-from links.sql.sqlite_schema import Schema, inspect
+from links.sql.sqlite_schema import Schema, inspect, name_in_file
 from links.sql.sqlite_writer import PATIENCE
-from links.sql.table import Table, split
+from links.sql.table import Table
 from links.sql.wakes import Wakes
 from settlement import sql
 from settlement.delivery import Delivery
@@ -77,9 +77,10 @@ class SqlQueue(Source[R]):
         """Refuse, by `ValueError`, half a cap, a cap that nothing counts, and a dead letter that is this queue."""
         sql.check(self._facts, policy)
         if isinstance(policy.dead_letter, str):
+            dead, own = policy.dead_letter, self.name
             if self.table.group is None:
-                split(policy.dead_letter)
-            if policy.dead_letter == self.name:
+                dead, own = name_in_file(dead), name_in_file(own)
+            if dead == own:
                 raise ValueError(f"dead_letter must be another queue than {self.name!r} itself")
 
     @asynccontextmanager
@@ -88,8 +89,11 @@ class SqlQueue(Source[R]):
         subscription: str,
         lost: Lost,  # noqa: ARG002 -- no delivery has a connection of its own here
         goodbye: float,
+        policy: Policy = Policy(),
     ) -> AsyncGenerator[Link[R], None]:
-        """Check the table and attach; on the way out all that is still held is let go (`lost` is never called).
+        """Check the table, and the one that the policy's dead letter names, and attach.
+
+        On the way out all that is still held is let go (`lost` is never called).
 
         Raises `LinkRefused` naming subscription, table, column and the way out; `ConnectionBroken`; `LinkBroken` where
         others keep the file locked for 10 s.
@@ -100,7 +104,10 @@ class SqlQueue(Source[R]):
         life = self._broker.life
         wakes = Wakes(self._poll_interval)
         with life.link(), self._broker.attached(self.table, self.group, subscription, wakes):
-            look: Call[Schema] = Call(PATIENCE, lambda connection, _: inspect(connection, self.table, subscription))
+            dead = policy.dead_letter if isinstance(policy.dead_letter, str) and self.table.group is None else None
+            look: Call[Schema] = Call(
+                PATIENCE, lambda connection, _: inspect(connection, self.table, subscription, dead)
+            )
             await life.queues.carry_out(look)
             if isinstance(look.error, CallBroken):  # no call of a link that lives on: this attempt is over
                 raise LinkBroken(f"subscription {subscription!r}: {look.error}") from look.error
@@ -110,6 +117,7 @@ class SqlQueue(Source[R]):
             link: SqliteLink[R] = SqliteLink(
                 form,
                 life.queues,
+                life.until_over,
                 wakes,
                 self._broker.wake,
                 source=self.name,

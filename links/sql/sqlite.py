@@ -2,6 +2,8 @@
 
 Everything here runs in a worker thread, one call at a time. BEGIN is always IMMEDIATE: a transaction that reads first
 and writes later fails at once where somebody else wrote in between (lab/SQL.md 4).
+
+A call that hangs is not waited for: `close` leaves the connection to it, and it closes the file when it ends.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import contextlib
 import os
 import sqlite3
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from links.errors import LinkRefused
 from links.sql import sqlite_times
-from links.sql.sqlite_codes import BINDING, is_busy, is_fatal, primary_code
+from links.sql.sqlite_codes import is_busy, is_fatal, primary_code
 from links.sql.sqlite_jobs import Job, Work
 from links.sql.sqlite_lease import text
 
@@ -41,14 +44,39 @@ class Connection:
         self._path, self._name, self._synchronous = path, name, synchronous
         self._connection: sqlite3.Connection | None = None
         self._file = (0, 0)
+        self._lock = threading.Lock()
+        """For the two flags."""
+        self._used = False
+        """A call is under way."""
+        self._closed = False
+        """Nobody may use it any more; a call that is under way closes the file when it ends."""
 
     @property
     def _open(self) -> sqlite3.Connection:
         assert self._connection is not None, "opened before it is used"  # noqa: S101 -- an invariant of ours
         return self._connection
 
+    @contextlib.contextmanager
+    def _use(self) -> Generator[None, None, None]:
+        with self._lock:
+            if self._closed:
+                raise Fatal("the connection was closed")
+            self._used = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._used = False
+                closed = self._closed
+            if closed:
+                self._shut()
+
     def open(self) -> None:
         """Open the file, which must exist. Raises `LinkRefused`; `Busy` where another connection holds it."""
+        with self._use():
+            self._connect()
+
+    def _connect(self) -> None:
         try:
             found = self._path.stat()
         except OSError as error:
@@ -101,11 +129,18 @@ class Connection:
     def transact(self, jobs: Sequence[Job]) -> None:
         """Carry out all jobs in one transaction; where one of them ends it for all, each part in one of its own.
 
-        Raises `Busy` (nothing was changed, call again) and `Fatal` (a job that was not done may have been).
+        Raises `Busy` (nothing was changed, call again) and `Fatal` (a job that was not done may have been). Anything
+        else that a job raises is that job's failure, with nothing of it written.
         """
+        with self._use():
+            self._transact(jobs)
+
+    def _transact(self, jobs: Sequence[Job]) -> None:
         try:
             self._together(jobs)
-        except BINDING as error:
+        except (Busy, Fatal):
+            raise
+        except Exception as error:  # noqa: BLE001 -- a mistake in one job must not end the others
             parts = [part for job in jobs for part in job.parts()]
             if len(parts) == 1:
                 jobs[0].fail(error)
@@ -118,7 +153,9 @@ class Connection:
             self._together([part])
         except Busy:
             part.fail(TimeoutError("another process holds the lock of the file"))
-        except BINDING as error:
+        except Fatal:
+            raise
+        except Exception as error:  # noqa: BLE001 -- as above
             part.fail(error)
 
     def _together(self, works: Sequence[Work]) -> None:
@@ -156,7 +193,14 @@ class Connection:
                 self._connection.interrupt()
 
     def close(self) -> None:
-        """Close the file. May be called twice."""
+        """Close the file, now or by the call that is under way when that ends. May be called twice."""
+        with self._lock:
+            self._closed = True
+            if self._used:
+                return
+        self._shut()
+
+    def _shut(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):

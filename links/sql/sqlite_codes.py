@@ -7,7 +7,7 @@ import sqlite3
 __all__ = ["BINDING", "is_busy", "is_fatal", "primary_code"]
 
 BINDING = (sqlite3.Error, ValueError, OverflowError)
-"""What a statement and the binding of its values raise: a text with lone surrogates is a `ValueError`."""
+"""What a statement and the binding of its values raise, having changed nothing: lone surrogates are a `ValueError`."""
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _FATAL = frozenset(

@@ -89,7 +89,7 @@ class Inserter:
         if column is None:
             try:
                 return load_row(letter.body)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise PublishNotAccepted(f"table {self.table.name!r} takes rows: {error}") from error
         if schema[column].textual:
             try:

@@ -44,15 +44,31 @@ class Job:
     """One piece of work."""
 
     def __init__(self, patience: float, then: Callable[[], object] | None = None) -> None:
-        self.deadline = trio.current_time() + patience
+        self.since = trio.current_time()
+        """When it was made."""
+        self.deadline = self.since + patience
         """Until when a locked file is waited for."""
         self.then = then
         """Called in trio when the job has ended, whoever still waits for it."""
         self.sent = 0.0
         """`trio.current_time()` before the transaction began; 0: not begun."""
-        self.error: BaseException | None = None
-        """Why the job as a whole was not carried out: a `LinkError`, or what the statement raised."""
         self.done = trio.Event()
+        self._error: BaseException | None = None
+        self._left: BaseException | None = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the job as a whole was not carried out: a `LinkError`, or what the statement raised."""
+        return self._left or self._error
+
+    @error.setter
+    def error(self, error: BaseException | None) -> None:
+        self._error = error
+
+    def leave(self, error: BaseException) -> None:
+        """It ends with this error, whatever the thread that has it still does."""
+        self._left = error
+        self.finish()
 
     def run(self, connection: sqlite3.Connection, now: int) -> None:
         """Carry it out in the transaction that is open. Raises only what ends the whole transaction."""

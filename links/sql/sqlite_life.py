@@ -1,11 +1,12 @@
 """One life of a SQLite file: two connections, one for the queues and one for publishers.
 
-Owns both writers. Hears: links that come and go. Tells nobody; its end is an exception. A cancellation lets the links
-say goodbye first, within the time given, and then closes both connections.
+Owns both writers. Hears: links that come and go. Tells: `until_over`; its end is an exception. A cancellation, and the
+end of the publishing connection alone, let the links say goodbye first, within the time given; then both are closed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ class SqliteLife:
 
     def __init__(self, path: Path, name: str) -> None:
         turn = Turn()
+        self._name = name
         self.queues = Writer(path, name, "NORMAL", turn)
         """A claim or settlement that a power cut forgets is a redelivery."""
         self.publishing = Writer(path, name, "FULL", turn)
@@ -30,15 +32,18 @@ class SqliteLife:
         self._writers = (self.queues, self.publishing)
         self._links = 0
         self._changed = trio.Event()
+        self._over = trio.Event()
+        self._why: ConnectionBroken | None = None
 
     async def run(
         self, goodbye: float, up: Callable[[], AbstractContextManager[None]], started: Callable[[], None]
     ) -> None:
         """Open the file, serve until cancelled. Raises `LinkRefused`, `ConnectionBroken`.
 
-        Cancellation: links say goodbye, then both connections are closed, within `goodbye`.
+        Cancellation: links say goodbye, then both connections are closed, within `goodbye`; a thread that hangs then is
+        left alone with its connection, which it closes when it ends.
         """
-        broken: ConnectionBroken | None = None
+        end = math.inf
         try:
             for writer in self._writers:
                 await writer.open()
@@ -48,16 +53,28 @@ class SqliteLife:
                 try:
                     with up():
                         started()
-                        while (broken := self._broken) is None:
+                        while self._broken is None:
                             await self._changed.wait()
                 finally:
-                    await self._wind_up(goodbye)  # noqa: ASYNC102 -- it shields itself, with a deadline
+                    end = trio.current_time() + goodbye
+                    self._why = self._broken
+                    self._over.set()
+                    await self._wind_up(end, goodbye)  # noqa: ASYNC102 -- it shields itself, with a deadline
         finally:
-            with trio.move_on_after(goodbye, shield=True):
-                for writer in self._writers:
-                    await writer.shut()
-        if broken is not None:  # not what the winding up made of the other connection
-            raise ConnectionBroken(str(broken)) from broken.__cause__
+            with trio.CancelScope(deadline=min(end, trio.current_time() + goodbye), shield=True):
+                async with trio.open_nursery() as nursery:
+                    for writer in self._writers:
+                        nursery.start_soon(writer.shut)
+        if self._why is not None:  # not what the winding up made of the other connection
+            raise ConnectionBroken(str(self._why)) from self._why.__cause__
+
+    async def until_over(self) -> ConnectionBroken:
+        """Wait until this life is over, or about to be: links say goodbye now. Returns why.
+
+        Cancellation: nothing was done.
+        """
+        await self._over.wait()
+        return self._why or ConnectionBroken(f"{self._name} was closed")
 
     @property
     def _broken(self) -> ConnectionBroken | None:
@@ -69,17 +86,19 @@ class SqliteLife:
         finally:
             self._change()
 
-    async def _wind_up(self, goodbye: float) -> None:
-        if self._broken is None:
-            with trio.move_on_after(goodbye, shield=True):
-                while self._links:
+    async def _wind_up(self, end: float, goodbye: float) -> None:
+        """Let the links say goodbye, while there is a connection for it; at nine tenths of the time, interrupt."""
+        try:
+            with trio.CancelScope(deadline=end - goodbye / 10, shield=True):
+                while self._links and self.queues.error is None:
                     await self._changed.wait()
                 for writer in self._writers:
-                    writer.close(at_once=False)
-                while not all(writer.error for writer in self._writers):
+                    writer.close()
+                while not (self.queues.error and self.publishing.error):
                     await self._changed.wait()
-        for writer in self._writers:
-            writer.close(at_once=True)
+        finally:
+            for writer in self._writers:
+                writer.close_at_once(end)
 
     @contextmanager
     def link(self) -> Generator[None, None, None]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from links.errors import LinkRefused
-from links.sql.sqlite_statements import Statements, quote
+from links.sql.sqlite_statements import Statements, quote, quote_table
 from links.sql.sqlite_times import ENCODERS, Encoder
 from links.sql.table import Table, split
 
@@ -107,22 +107,54 @@ def read_schema(connection: sqlite3.Connection, name: str) -> Schema | None:
     return Schema(columns)
 
 
-def _unique(connection: sqlite3.Connection, table: Table[Any], schema: Schema) -> bool:
-    """Is the id a key of its own?"""
+def _explain(connection: sqlite3.Connection, text: str, values: Mapping[str, object]) -> Sequence[tuple[Any, ...]]:
+    """The program of a statement; what Python has prepared before an ALTER TABLE is not asked again."""
+    (version,) = connection.execute("PRAGMA schema_version").fetchone()
+    return connection.execute(f"EXPLAIN {text} -- {version}", values).fetchall()
+
+
+def _collation(connection: sqlite3.Connection, table: Table[Any]) -> str | None:
+    """What the id is compared by: no pragma tells, the program of a comparison does; `+` keeps indexes out of it."""
+    text = f"SELECT 1 FROM {quote_table(table.name)} WHERE +{quote(table.id)} = :id"  # noqa: S608
+    names = [row[5] for row in _explain(connection, text, {"id": 0}) if row[1] in {"Eq", "Ne"} and row[5]]
+    return names[0].rsplit("-", 1)[0].strip("()").upper() if names else None  # NOCASE-8, before 3.26 (NOCASE)
+
+
+def _check_key(connection: sqlite3.Connection, table: Table[Any], schema: Schema, where: str) -> None:
+    """Raise `LinkRefused` unless the id is a key of its own, as the id itself is compared."""
     if schema[table.id].rowid:
-        return True
-    name, within = _schema_and_name(table.name)[1], _schema_and_name(table.name)[0]
+        return
+    within, name = _schema_and_name(table.name)
+    collation = _collation(connection, table)
+    others: list[str] = []
     for _, index, unique, _, partial in connection.execute(
         f"PRAGMA {quote(within)}.index_list({quote(name)})"
     ).fetchall():
-        columns = connection.execute(f"PRAGMA {quote(within)}.index_info({quote(index)})").fetchall()
-        if unique and not partial and [str(row[2]).lower() for row in columns] == [table.id.lower()]:
-            return True
-    return False
+        found = connection.execute(f"PRAGMA {quote(within)}.index_xinfo({quote(index)})").fetchall()
+        columns = [(str(row[2]).lower(), str(row[4]).upper()) for row in found if row[5]]
+        if unique and not partial and [column for column, _ in columns] == [table.id.lower()]:
+            if columns[0][1] == collation:
+                return
+            others.append(columns[0][1])
+    if others:
+        raise LinkRefused(
+            f"{where}: column {table.id!r} (id) is compared by {collation}, but it is unique by {others[0]} alone, so "
+            f"a settlement could touch a second row; make its unique index COLLATE {collation}, or declare the column "
+            f"COLLATE {others[0]}"
+        )
+    raise LinkRefused(
+        f"{where}: column {table.id!r} (id) is no key of its own, so a settlement could touch a second row; "
+        "declare it PRIMARY KEY or UNIQUE"
+    )
 
 
-def inspect(connection: sqlite3.Connection, table: Table[Any], subscription: str) -> Schema:
-    """The schema of a queue table. Raises `LinkRefused` naming subscription, table, column and the way out."""
+def inspect(
+    connection: sqlite3.Connection, table: Table[Any], subscription: str, dead_letter: str | None = None
+) -> Schema:
+    """The schema of a queue table, and a look at the table `dead_letter`, where rows shall move.
+
+    Raises `LinkRefused` naming subscription, table, column and the way out.
+    """
     where = f"subscription {subscription!r}, table {table.name!r}"
     schema = read_schema(connection, table.name)
     if schema is None:
@@ -140,17 +172,20 @@ def inspect(connection: sqlite3.Connection, table: Table[Any], subscription: str
                 f"{where}: column {moment!r} ({role}) is declared {schema[moment].type or 'without a type'}; "
                 "a time is REAL (Unix seconds), INTEGER (Unix microseconds) or TEXT (ISO 8601 in UTC)"
             )
-    if not _unique(connection, table, schema):
+    if table.attempt is not None and "INT" not in schema[table.attempt].type:
         raise LinkRefused(
-            f"{where}: column {table.id!r} (id) is no key of its own, so a settlement could touch a second row; "
-            "declare it PRIMARY KEY or UNIQUE"
+            f"{where}: column {table.attempt!r} (attempt) is declared "
+            f"{schema[table.attempt].type or 'without a type'}; it counts, so declare it INTEGER"
         )
+    _check_key(connection, table, schema, where)
     assert table.locked_until is not None  # noqa: S101 -- the queue was refused without one
     if not schema[table.locked_until].nullable:
         raise LinkRefused(
             f"{where}: column {table.locked_until!r} (locked_until) is NOT NULL, but NULL is what a free row holds"
         )
     _prepare(connection, table, schema, where)
+    if dead_letter is not None:
+        _check_dead_letter(connection, table, schema, dead_letter, where)
     return schema
 
 
@@ -166,9 +201,29 @@ def _prepare(connection: sqlite3.Connection, table: Table[Any], schema: Schema, 
         text = getattr(texts, event)
         try:
             if text:
-                connection.execute(f"EXPLAIN {text}", values).fetchall()
+                _explain(connection, text, values)
         except sqlite3.Error as error:
             raise LinkRefused(f"{where}: the statement {event!r} cannot be prepared: {error}") from error
+
+
+def _check_dead_letter(
+    connection: sqlite3.Connection, table: Table[Any], schema: Schema, dead_letter: str, where: str
+) -> None:
+    """Can a row move there? Asked at start-up, not by the first message that is at its cap."""
+    where = f"{where}: dead-letter table {dead_letter!r}"
+    dead = read_schema(connection, dead_letter)
+    if dead is None:
+        raise LinkRefused(f"{where}: there is no such table; create it with the columns of {table.name!r}")
+    for column in schema.stored:
+        if column not in dead or dead[column].computed:
+            raise LinkRefused(
+                f"{where}: there is no column {column!r} to write to, and a row moves there whole; add it, as in "
+                f"{table.name!r}"
+            )
+    try:
+        _explain(connection, schema.statements(table).copy(dead_letter, schema.stored), dict.fromkeys(_BOUND, 0))
+    except sqlite3.Error as error:
+        raise LinkRefused(f"{where}: the move cannot be prepared: {error}") from error
 
 
 def name_in_file(name: str) -> str:

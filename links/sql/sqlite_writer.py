@@ -2,7 +2,7 @@
 
 Owns one connection and the jobs that wait for it. Hears: `submit`, `withdraw`, `close`, plain calls. Tells: each job's
 `finish`. A cancellation leaves nothing behind: `run` is shielded, and ends when its owner says `close` and no thread
-uses the connection any more.
+uses the connection any more, or at the deadline of `close_at_once`: a thread that hangs is left with its connection.
 
 A hop is started by whoever submits, and landed by trio itself: no task wakes up in between, which would cost more than
 the statements do. Only a rest after a locked file is a task's, and it is `run`'s.
@@ -10,6 +10,7 @@ the statements do. Only a rest after a locked file is a task's, and it is `run`'
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable
@@ -72,13 +73,15 @@ class Writer:
         self._connection = Connection(path, name, synchronous)
         self._name = name
         self._turn = turn
-        self._limiter = trio.CapacityLimiter(1)
         self._token: trio.lowlevel.TrioToken | None = None
         self._pending: list[Job] = []
+        self._flying: list[Job] = []
+        """Those that a thread has."""
         self._hopping = False
         self._resting = False
         self._closing = False
         self._changed = trio.Event()
+        self._shield = trio.CancelScope(shield=True)
         self._bug: BaseException | None = None
         self.error: ConnectionBroken | None = None
         """Why the connection's life is over."""
@@ -86,22 +89,23 @@ class Writer:
     async def open(self) -> None:
         """Open the file. Raises `LinkRefused`; `ConnectionBroken` where others keep it locked.
 
-        Cancellation: open or not: `shut` closes it.
+        Cancellation: open or not, or a thread still tries: `shut` closes it, and that thread's too.
         """
         self._token = trio.lowlevel.current_trio_token()
-        deadline = trio.current_time() + PATIENCE
+        started = trio.current_time()
         while True:
             try:
-                await trio.to_thread.run_sync(self._connection.open, limiter=self._limiter)
+                await trio.to_thread.run_sync(self._connection.open, abandon_on_cancel=True)
             except Busy:
-                if trio.current_time() >= deadline:
-                    raise ConnectionBroken(self._held()) from None
+                if trio.current_time() >= started + PATIENCE:
+                    raise ConnectionBroken(self._held(started)) from None
                 await trio.sleep(_rest())
             else:
                 return
 
-    def _held(self) -> str:
-        return f"{self._name}: another process has held the lock of the file for {PATIENCE:g} s; nothing was changed"
+    def _held(self, since: float) -> str:
+        waited = trio.current_time() - since
+        return f"{self._name}: another process has held the lock of the file for {waited:.1f} s; nothing was changed"
 
     # --- jobs ----------------------------------------------------------------------------------------------------
 
@@ -119,7 +123,8 @@ class Writer:
         if job not in self._pending:
             return False
         self._pending.remove(job)
-        job.fail(CallBroken("withdrawn before it began"))
+        waited = f"{self._name}: not begun within {trio.current_time() - job.since:.1f} s; nothing was changed"
+        job.fail(CallBroken(self._held(job.since) if self._resting else waited))
         job.finish()
         return True
 
@@ -149,6 +154,7 @@ class Writer:
             self._turn.pass_on()
             self._change()
             return
+        self._flying = jobs
         sent = trio.current_time()
         for job in jobs:
             job.sent = sent
@@ -158,11 +164,15 @@ class Writer:
     def _deliver(self, jobs: list[Job], outcome: Outcome) -> None:
         """In the thread: hand the outcome to trio."""
         assert self._token is not None  # noqa: S101 -- set by `open`
-        self._token.run_sync_soon(self._land, jobs, outcome)
+        with contextlib.suppress(trio.RunFinishedError):  # it was left alone, and trio has ended meanwhile
+            self._token.run_sync_soon(self._land, jobs, outcome)
 
     def _land(self, jobs: list[Job], outcome: Outcome) -> None:
         self._hopping = False
         self._turn.pass_on()
+        if self._flying is not jobs:  # they have ended without it
+            return
+        self._flying = []
         try:
             self._take_in(jobs, outcome)
         except BaseException as bug:  # noqa: ASYNC103, BLE001 -- called outside every task: `run` raises it
@@ -199,14 +209,17 @@ class Writer:
         self._pending[:0] = [job for job in jobs if now < job.deadline]
         for job in jobs:
             if now >= job.deadline:
-                job.fail(CallBroken(self._held()))
+                job.fail(CallBroken(self._held(job.since)))
                 job.finish()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until `close` and the last job, or until the file fails: then `error` says why, and all jobs have failed."""
-        with trio.CancelScope(shield=True):
+        """Until `close` and the last job, or until the file fails: then `error` says why, and all jobs have failed.
+
+        Cancellation: not heard; `close` is, and it bounds the shield.
+        """
+        with self._shield:
             while self._hopping or not (self.error or (self._closing and not self._pending)):
                 if self._resting and self.error is None:
                     await trio.sleep(_rest())
@@ -216,23 +229,38 @@ class Writer:
                     self._changed = trio.Event()
                     await self._changed.wait()
         self._end(ConnectionBroken(f"{self._name} was closed"))
+        left, self._flying = self._flying, []
+        for job in left:
+            job.leave(ConnectionBroken(f"{self._name} was closed, and the thread that had this has not ended"))
         if self._bug is not None:
             raise self._bug
 
-    def close(self, *, at_once: bool) -> None:
-        """End `run` when nothing is pending; `at_once`: what runs is interrupted, what waits has failed."""
+    def close(self) -> None:
+        """End `run` when nothing is pending."""
         self._closing = True
-        if at_once:
-            self._end(ConnectionBroken(f"{self._name} was closed"))
-            self._connection.interrupt()
+        self._change()
+
+    def close_at_once(self, deadline: float) -> None:
+        """End `run` by then: what runs is interrupted, what waits has failed."""
+        self._closing = True
+        self._end(ConnectionBroken(f"{self._name} was closed"))
+        self._connection.interrupt()
+        self._shield.deadline = min(self._shield.deadline, deadline)
         self._change()
 
     async def shut(self) -> None:
-        """Close the file. May be called twice.
+        """Close the file, after `run`; a thread that still uses it closes it when it ends.
 
-        Cancellation: closed or not; whoever calls shields it.
+        Cancellation: it is closed all the same, in a thread that nobody waits for.
         """
-        await trio.to_thread.run_sync(self._connection.close, limiter=self._limiter)
+        token, shut = trio.lowlevel.current_trio_token(), trio.Event()
+
+        def deliver(_: Outcome) -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(shut.set)
+
+        trio.lowlevel.start_thread_soon(self._connection.close, deliver)
+        await shut.wait()
 
     def _end(self, error: ConnectionBroken) -> None:
         self.error = self.error or error

@@ -21,7 +21,7 @@ from actors import Subscription, open_runtime
 from links.abc import Broker, Link, Order, Received, Source
 from links.testing.harness import Capabilities, Harness
 from settlement import Ack, Delivery, Outcome, Policy
-from settlement.policy import leaves
+from settlement.groups import leaves
 
 __all__ = ["Check", "ConformanceError", "Recorder", "Trial", "check"]
 

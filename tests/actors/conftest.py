@@ -1,5 +1,6 @@
 """After every scenario the books are held against the broker: whatever a test looked at, nothing else went wrong."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,3 +39,9 @@ def balanced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             assert (store.unsettled, store.links) == (0, []), store.name
         assert broker.log is not None
         assert replay(broker.log).unsettled == ()
+
+
+@pytest.fixture
+def longest_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dice are as bad as can be: each backoff takes the whole of its time."""
+    monkeypatch.setattr(random, "random", lambda: 1.0)

@@ -197,7 +197,9 @@ class StageQueue(Source[bytes]):
         return self.table(outcome, delivery, policy)
 
     @asynccontextmanager
-    async def attach(self, subscription: str, lost: Lost, goodbye: float) -> AsyncGenerator[Link[bytes], None]:
+    async def attach(
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy()
+    ) -> AsyncGenerator[Link[bytes], None]:
         await trio.lowlevel.checkpoint()
         self.lives += 1
         try:
@@ -264,9 +266,9 @@ class StageLink(Link[bytes]):
             received.expires = trio.current_time() + queue.lease
         return ()
 
-    async def give_back(self, unstarted: Sequence[Received[bytes]]) -> None:
+    async def give_back(self, unsettled: Sequence[Received[bytes]]) -> None:
         await trio.sleep(self._queue.giving_back)
-        self._queue.given_back += [received.delivery.body for received in unstarted]
+        self._queue.given_back += [received.delivery.body for received in unsettled]
 
 
 HANGS = math.inf

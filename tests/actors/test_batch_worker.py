@@ -10,7 +10,7 @@ import trio
 
 from actors import BatchSubscription, HandlerFailed, open_runtime
 from links.abc import Settles
-from links.memory import MemoryBroker
+from links.memory import MemoryBroker, Returned
 from settlement import Ack, Copies, Delivery, Drop, Outcome, Policy, Retry, RetryAfter
 from tests.actors.scenery import HANGS, Clock, StageBroker, StageQueue, bodies, lines, numbered, stored
 
@@ -238,10 +238,10 @@ async def test_the_limit_is_enough_for_full_batches(autojump_clock: Clock) -> No
         sizes.add(len(batch))
         await trio.sleep(1.0)
 
-    async with open_runtime(BatchSubscription(broker.queue("q", limit=1), handler, size=10, concurrency=2)):
+    async with open_runtime(BatchSubscription(broker.queue("q"), handler, size=10, concurrency=2)):
         await broker.until_empty("q")
     assert sizes == {10}
-    assert broker.most_unsettled("q") == 20
+    assert broker.most_unsettled("q") == 40
 
 
 @pytest.mark.parametrize("end", ["drain", "cancel"])
@@ -341,3 +341,43 @@ async def test_grace_ends_while_a_batch_waits_for_room(autojump_clock: Clock) ->
         await trio.sleep(5.0)
     assert trio.current_time() == 15.0
     assert lines(runtime.ledger("q")) == {"received": 5, "delayed": 2, "unsettled": 3, "owed": 2, "published": 2}
+
+
+@pytest.mark.parametrize("lost", ["connection", "lease"])
+async def test_a_batch_that_loses_one_delivery_gives_back_its_mates(lost: str, autojump_clock: Clock) -> None:
+    """DESIGN 4, rows 'lease lost', 'own connection breaks': the batch says nothing, so the others go back at once."""
+    broker = MemoryBroker()
+    broker.fill("q", numbered(9))
+    batches: list[list[tuple[bytes, int]]] = []
+
+    async def handler(batch: list[Delivery[bytes]]) -> None:
+        batches.append([(delivery.body, delivery.attempt) for delivery in batch])
+        await trio.sleep(1000.0 if len(batches) == 1 else 20.0)
+
+    alone = lost == "connection"
+    queue = broker.queue(
+        "q", limit=3, lease=None if alone else 9.0, settles=Settles.ALONE if alone else Settles.TOGETHER
+    )
+    async with open_runtime(BatchSubscription(queue, handler, size=3)) as runtime:
+        await trio.sleep(1.0)
+        if alone:
+            assert broker.sever_delivery("q", "1")
+        else:
+            store = broker.store("q")
+            (link,) = store.links
+            store.let_go(link.release(next(iter(link.unsettled))), "lease expired")
+            await trio.sleep(2.0)  # until the next extension
+        await trio.sleep(0.1)
+        # the first three again, each delivery counted, for its handler was called; no others before them
+        first = [(body, 1) for body in numbered(3)]
+        assert batches == [first, [(body, 2) for body, _ in first]]
+        assert broker.held("q") == ["1", "2", "3"]
+        await broker.until_empty("q")
+    assert broker.most_unsettled("q") == 3
+    assert [entry for entry in broker.log or () if isinstance(entry, Returned)] == [
+        Returned("q", "1", "its connection broke" if alone else "lease expired"),
+        Returned("q", "2", "given back"),
+        Returned("q", "3", "given back"),
+    ]
+    gone = {"unsettled": 3} if alone else {"unsettled": 2, "superseded": 1}
+    assert lines(runtime.ledger("q")) == {"received": 12, "acked": 9, **gone}

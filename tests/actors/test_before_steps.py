@@ -253,3 +253,36 @@ async def test_before_steps_and_copies_at_once(autojump_clock: Clock) -> None:
     assert (books.acked, books.retried, books.delayed, books.dead_lettered) == (20, 40, 40, 40)
     assert (books.owed, books.published) == (40, 40)
     assert len(stored(broker, "dead")) == 40
+
+
+@pytest.mark.usefixtures("longest_backoff")
+async def test_the_dead_letters_broker_breaks_in_a_drain(autojump_clock: Clock) -> None:
+    """DESIGN 4, 3.6: a connection that breaks in a drain is restarted while a step before a verb has to publish."""
+    here, there = MemoryBroker("here"), MemoryBroker("there")
+    here.fill("q", [b"x"])
+    there.close("dead")
+    policy = Policy(max_attempts=1, dead_letter=there.publisher("dead"))
+    async with open_runtime(Subscription(here.queue("q"), answers(Retry()), policy=policy), grace=15.0) as runtime:
+        await trio.sleep(2.0)
+        runtime.drain()
+        await trio.sleep(0.1)
+        there.reopen("dead")
+        there.sever_connection()
+        await runtime.finished()
+    assert trio.current_time() < 5.0
+    assert lines(runtime.ledger("q")) == {"received": 1, "dead_lettered": 1}
+    assert stored(there, "dead") == [b"x"]
+
+
+@pytest.mark.parametrize("settles", Settles)
+async def test_a_try_that_the_end_of_grace_meets_is_the_last(settles: Settles, autojump_clock: Clock) -> None:
+    """DESIGN 3.6: after grace *one* last try within the goodbye: what is in flight is it, and then the verb is said."""
+    broker = StageBroker(publishing=8.0)
+    broker.errors = [PublishNotAccepted("no")] * 100
+    queue = StageQueue(broker, [b"x"], table=held, settling=2.0, settles=settles)
+    async with open_runtime(Subscription(queue, answers(Retry())), grace=10.0, goodbye=12.0) as runtime:
+        await trio.sleep(1.0)
+    assert len(broker.errors) == 98  # at 0 s and at 8.1 s, which fails at 16.1; another one would last until 22.1
+    assert 18.0 < trio.current_time() < 18.2
+    assert queue.said == [(b"x", "put back")]
+    assert lines(runtime.ledger("q")) == {"received": 1, "retried": 1}

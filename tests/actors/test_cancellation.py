@@ -10,7 +10,7 @@ import trio
 
 from actors import HandlerFailed, LinkGaveUp, Runtime, Subscription, open_runtime
 from links.abc import Settles
-from links.memory import MemoryBroker
+from links.memory import MemoryBroker, Returned
 from settlement import Ack, Copies, Delivery, FailFast, Policy, Retry, RetryAfter
 from tests.actors.scenery import HANGS, Clock, StageBroker, StageQueue, answers, lines, numbered, stored
 
@@ -207,3 +207,36 @@ async def test_the_ledger_balances_at_every_moment(autojump_clock: Clock) -> Non
     with trio.move_on_after(4.0):
         await runtime.run()
     assert looked > 500
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_a_cancel_spends_no_attempt_of_what_was_not_started(concurrency: int, autojump_clock: Clock) -> None:
+    """DESIGN 4, row 'user cancels': unsettled; an attempt is a handler's, so three Ctrl-C cost the others none."""
+    broker = MemoryBroker()
+    broker.fill("q", numbered(4))
+    policy = Policy(max_attempts=3, dead_letter="dead")
+    attempts: dict[bytes, list[int]] = {body: [] for body in numbered(4)}
+    healthy = False
+
+    async def handler(delivery: Delivery[bytes]) -> Retry | None:
+        attempts[delivery.body].append(delivery.attempt)
+        if not healthy:
+            await trio.sleep_forever()
+        return None if delivery.body < b"2" or delivery.attempt == 3 else Retry()
+
+    subscription = Subscription(broker.queue("q", limit=4), handler, policy=policy, concurrency=concurrency)
+    for _ in range(3):
+        with trio.move_on_after(1.0):
+            async with open_runtime(subscription) as runtime:
+                await trio.sleep_forever()
+        assert lines(runtime.ledger("q")) == {"received": 4, "unsettled": 4}
+    healthy = True
+    async with open_runtime(subscription) as runtime:
+        await broker.until_empty("q")
+    started = numbered(4)[:concurrency]
+    assert attempts == {body: [1, 2, 3, 4] if body in started else [1, *([2, 3] * (body >= b"2"))] for body in attempts}
+    assert stored(broker, "dead") == []
+    returned = [entry for entry in broker.log or () if isinstance(entry, Returned)]
+    assert {(entry.id, entry.counted) for entry in returned} == {
+        (str(number), number <= concurrency) for number in range(1, 5)
+    }

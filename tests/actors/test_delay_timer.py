@@ -302,3 +302,52 @@ async def test_a_copy_that_is_owed_after_the_goodbye_is_lost_in_the_books(autoju
     async with open_runtime(Subscription(queue, answers(RetryAfter(9.0))), grace=1.0, goodbye=2.0) as runtime:
         await trio.sleep(1.0)
     assert lines(runtime.ledger("q")) == {"received": 1, "unknown": 1, "owed": 1, "lost": 1}
+
+
+@pytest.mark.usefixtures("longest_backoff")
+@pytest.mark.parametrize("reopened", [0.5, 4.4])
+@pytest.mark.parametrize("closed", [2.0, 30.0, 300.0])
+async def test_copies_whose_queue_reopens_in_the_goodbye(closed: float, reopened: float, autojump_clock: Clock) -> None:
+    """DESIGN 3.7: *lost* only if the goodbye ends first: a long backoff is no reason, however long it has failed."""
+    broker = MemoryBroker()
+    broker.fill("q", numbered(3))
+
+    async def handler(delivery: Delivery[bytes]) -> RetryAfter:
+        broker.close("q")
+        await trio.lowlevel.checkpoint()
+        return RetryAfter(1.0)
+
+    queue = broker.queue("q", delays=Copies())
+    async with open_runtime(Subscription(queue, handler), grace=5.0, goodbye=5.0) as runtime:
+        await trio.sleep(closed)
+        runtime.drain()
+        await trio.sleep(5.0 + reopened)
+        assert runtime.ledger("q").waiting == 3
+        broker.reopen("q")
+        await runtime.finished()
+    assert trio.current_time() <= closed + 10.0
+    assert lines(runtime.ledger("q")) == {"received": 3, "delayed": 3, "owed": 3, "published": 3}
+    assert sorted(stored(broker, "q")) == numbered(3)
+
+
+@pytest.mark.usefixtures("longest_backoff")
+@pytest.mark.parametrize("back", [1.0, 9.4])
+@pytest.mark.parametrize("away", [10.0, 100.0, 300.0])
+async def test_copies_whose_broker_is_back_in_the_goodbye(away: float, back: float, autojump_clock: Clock) -> None:
+    """DESIGN 4: a connection that is away in a drain is restarted while copies are owed, in the time that is left."""
+    broker = MemoryBroker()
+    broker.fill("q", numbered(3))
+    queue = broker.queue("q", delays=Copies())
+    async with open_runtime(Subscription(queue, answers(then=RetryAfter(5.0))), grace=5.0, goodbye=5.0) as runtime:
+        await trio.sleep(1.0)
+        broker.refuse_connection()
+        broker.sever_connection()
+        await trio.sleep(away)
+        runtime.drain()
+        await trio.sleep(back)
+        assert runtime.ledger("q").waiting == 3
+        broker.admit_connection()
+        await runtime.finished()
+    assert trio.current_time() <= 1.0 + away + 10.0
+    assert lines(runtime.ledger("q")) == {"received": 3, "delayed": 3, "owed": 3, "published": 3}
+    assert sorted(stored(broker, "q")) == numbered(3)

@@ -2,6 +2,8 @@
 3.4).
 """
 
+# pyright: reportPossiblyUnboundVariable=false
+
 from typing import Any
 
 import pytest
@@ -233,3 +235,45 @@ async def test_a_held_delivery_whose_lease_is_lost_returns_its_place(autojump_cl
     async with open_runtime(Subscription(queue, answers())) as runtime:
         await trio.sleep(12.0)
         assert lines(runtime.ledger("q")) == {"received": 2, "superseded": 1, "in_hand": 1}
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps of all tasks; at `most` it cancels `scope`, so that a loop without end fails, and hangs not."""
+
+    def __init__(self, most: int, scope: trio.CancelScope) -> None:
+        self.taken = 0
+        self.most = most
+        self.scope = scope
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 -- trio calls it so
+        self.taken += 1
+        if self.taken == self.most:
+            self.scope.cancel()
+
+
+@pytest.mark.parametrize("after", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("lease", [1.0, 3.0, 5.2, 7.7, 10.4, 12.9, 15.4, 30.0])
+async def test_the_keeper_sleeps_whatever_the_rounding(lease: float, after: float, autojump_clock: Clock) -> None:
+    """DESIGN 3.4: at the lease's end minus the margin the scope is cancelled, also where (e - m) + m is less than e."""
+    broker = MemoryBroker()
+    broker.slow_extensions("q", HANGS)
+    cancelled: list[float] = []
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            cancelled.append(trio.current_time())
+            raise
+
+    with trio.CancelScope() as spinning:
+        async with open_runtime(Subscription(broker.queue("q", lease=lease), handler), grace=0.0) as runtime:
+            await trio.sleep(after)
+            broker.fill("q", [b"x"])
+            steps = Steps(10_000, spinning)
+            trio.lowlevel.add_instrument(steps)
+            await trio.sleep(10 * lease - margin(lease) / 2)
+            trio.lowlevel.remove_instrument(steps)
+    assert not spinning.cancelled_caught
+    assert cancelled[:10] == pytest.approx([after + n * lease - margin(lease) for n in range(1, 11)])
+    assert lines(runtime.ledger("q")) == {"received": 10, "superseded": 10}

@@ -3,15 +3,19 @@
 # pyright: reportPossiblyUnboundVariable=false
 # ruff: noqa: PT012, ARG002 -- a scenario raises where it ends; a stage does not need every argument
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
 
 from actors import LinkGaveUp, Subscription, open_runtime
 from actors.events import Broke, Event
-from links.abc import Received
-from links.errors import CallBroken, LinkBroken
-from links.memory import MemoryBroker, MemoryLink
+from links.abc import Link, Received
+from links.errors import CallBroken, ConnectionBroken, LinkBroken
+from links.memory import MemoryBroker, MemoryLink, MemoryQueue
 from settlement import Delivery
 from tests.actors.scenery import Clock, StageBroker, StageLink, StageQueue, acked, answers, lines, numbered
 
@@ -186,3 +190,41 @@ async def test_a_cancel_between_link_and_channel_loses_nothing(autojump_clock: C
                 await trio.sleep_forever()
         assert runtime.ledger("q").balanced
         assert len(broker.ready("q")) == 3 - runtime.ledger("q").acked
+
+
+@pytest.mark.parametrize("ends", ["life", "drain"])
+async def test_a_link_that_knows_of_a_break_before_its_broker_waits_for_the_next_life(
+    ends: str, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DESIGN 4: after `ConnectionBroken` a link waits for the connection's *next* life, although this one seems up."""
+    attaches: list[float] = []
+    attach = MemoryQueue.attach
+    half_open = False
+
+    @asynccontextmanager
+    async def knowing(self: MemoryQueue, *options: Any) -> AsyncGenerator[Link[bytes], None]:
+        attaches.append(trio.current_time())
+        assert len(attaches) < 10, "it does not wait"
+        await trio.lowlevel.checkpoint()
+        if half_open:
+            raise ConnectionBroken("gone, and the broker has not heard of it")
+        async with attach(self, *options) as link:
+            yield link
+
+    monkeypatch.setattr(MemoryQueue, "attach", knowing)
+    broker = MemoryBroker()
+    async with open_runtime(Subscription(broker.queue("q"), answers())) as runtime:
+        half_open = True
+        broker.sever("q")
+        await trio.sleep(3600.0)
+        assert len(attaches) == 2
+        assert "has not heard" in runtime.statistics()["q"].degraded[0]
+        half_open = False
+        broker.fill("q", [b"x"])
+        if ends == "life":
+            broker.sever_connection()
+            await broker.until_empty("q")
+            assert runtime.statistics()["q"].degraded == ()
+    assert trio.current_time() == (3600.0 if ends == "drain" else pytest.approx(attaches[2]))
+    assert len(attaches) == (3 if ends == "life" else 2)
+    assert acked(runtime) == (ends == "life")

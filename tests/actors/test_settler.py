@@ -66,7 +66,7 @@ async def test_a_verb_that_was_not_applied_degrades_until_one_is_said(autojump_c
     async with open_runtime(Subscription(queue, handler)) as runtime:
         await trio.sleep(10.0)
         assert runtime.statistics()["q"].degraded == ()
-    assert said == [(), ("settling: a constraint",)]
+    assert said == [(), ("to accept: a constraint",)]
 
 
 @pytest.mark.parametrize("settles", Settles)

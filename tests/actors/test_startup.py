@@ -146,7 +146,7 @@ async def test_a_bug_at_start_up_propagates(autojump_clock: Clock) -> None:
     """DESIGN 4: anything that is no weather is a bug and propagates, also from an attach."""
 
     class Broken(StageQueue):
-        def attach(self, subscription: str, lost: object, goodbye: float) -> object:  # type: ignore[override]
+        def attach(self, subscription: str, lost: object, goodbye: float, policy: object = None) -> object:  # type: ignore[override]
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -228,7 +228,9 @@ async def test_a_slow_refusal_is_waited_for(autojump_clock: Clock) -> None:
 
     class Slow(StageQueue):
         @asynccontextmanager
-        async def attach(self, subscription: str, lost: Lost, goodbye: float) -> AsyncGenerator[Link[bytes], None]:
+        async def attach(
+            self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy()
+        ) -> AsyncGenerator[Link[bytes], None]:
             await trio.sleep(3.0)
             raise LinkRefused(f"{subscription}: no")
             yield
@@ -241,3 +243,41 @@ async def test_a_slow_refusal_is_waited_for(autojump_clock: Clock) -> None:
         ):
             pytest.fail("entered")
     assert sorted(str(error).split(":")[0] for error in caught.value.exceptions) == ["q", "slow"]
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+async def test_a_refusal_beside_a_shared_broker_between_two_lives(refused: int, autojump_clock: Clock) -> None:
+    """DESIGN 4: a refusal is raised once every other was heard; one without a connection cannot attach, and was."""
+    shared, other = MemoryBroker("shared"), MemoryBroker("other")
+    names = [f"no{number}" for number in range(refused)]
+    for name in names:
+        other.refuse(name)
+    async with connected(shared):
+        shared.break_connects(1000)
+        shared.sever_connection()
+        await trio.sleep(1.0)
+        with pytest.raises(LinkRefused if refused == 1 else ExceptionGroup) as caught:
+            async with open_runtime(
+                Subscription(shared.queue("q"), answers()),
+                *(Subscription(other.queue(name), answers()) for name in names),
+            ):
+                pytest.fail("entered")
+        assert trio.current_time() == 1.0
+        assert not other.is_open
+    error = caught.value
+    errors = error.exceptions if isinstance(error, ExceptionGroup) else [error]
+    assert sorted(str(each).split(":")[0] for each in errors) == names
+
+
+async def test_a_shared_broker_between_two_lives_is_waited_for(autojump_clock: Clock) -> None:
+    """DESIGN 4: where nothing is refused, start-up goes on until the connection's next life."""
+    shared, other = MemoryBroker("shared"), MemoryBroker("other")
+    async with connected(shared):
+        shared.break_connects(6)
+        shared.sever_connection()
+        await trio.sleep(0.1)
+        async with open_runtime(
+            Subscription(shared.queue("a"), answers()), Subscription(other.queue("b"), answers())
+        ) as runtime:
+            assert trio.current_time() > 1.0
+            assert [statistics.attached for statistics in runtime.statistics().values()] == [True, True]

@@ -143,8 +143,10 @@ def nothing_lost(received: Received[Any]) -> None:
 
 
 @asynccontextmanager
-async def attached(queue: SqlQueue[Any], goodbye: float = 5.0) -> AsyncGenerator[Link[Any], None]:
-    async with queue.attach("test", nothing_lost, goodbye) as link:
+async def attached(
+    queue: SqlQueue[Any], goodbye: float = 5.0, policy: Policy = Policy()
+) -> AsyncGenerator[Link[Any], None]:
+    async with queue.attach("test", nothing_lost, goodbye, policy) as link:
         yield link
 
 

@@ -313,8 +313,13 @@ def test_half_a_cap_is_refused() -> None:
         queue.check(Policy(max_attempts=3))
     with pytest.raises(ValueError, match=r"'table' or 'schema\.table'"):
         queue.check(Policy(max_attempts=3, dead_letter="a.b.c"))
-    with pytest.raises(ValueError, match="another queue than 'jobs'"):
-        queue.check(Policy(max_attempts=3, dead_letter="jobs"))
+    for itself in ("jobs", "Jobs", "main.jobs"):  # one table in the file
+        with pytest.raises(ValueError, match="another queue than 'jobs'"):
+            queue.check(Policy(max_attempts=3, dead_letter=itself))
+    groups = SqlBroker("sqlite:///jobs.db").queue(minimal(group="grp", attempt="tries"), group="mail")
+    groups.check(Policy(max_attempts=3, dead_letter="Mail"))  # names of groups are values
+    with pytest.raises(ValueError, match="another queue than 'mail'"):
+        groups.check(Policy(max_attempts=3, dead_letter="mail"))
     with pytest.raises(ValueError, match="no attempt column"):
         SqlBroker("sqlite:///jobs.db").queue(minimal()).check(Policy(max_attempts=3, dead_letter="dead"))
 

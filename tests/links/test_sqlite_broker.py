@@ -13,6 +13,7 @@ import trio
 
 from links.errors import ConnectionBroken, LinkRefused, NotConnected
 from links.sql import SqlBroker, Table
+from settlement import Policy
 from settlement.sql import Finish, MoveToTable
 from tests.links.sqlite_kit import (
     Database,
@@ -161,6 +162,11 @@ async def test_a_file_that_is_taken_away_ends_the_connection(tmp_path: Path) -> 
         ("id INTEGER, payload, locked_until REAL", minimal(), "column 'id' .id. is no key of its own"),
         ("id INTEGER, payload, locked_until REAL, PRIMARY KEY (id, payload)", minimal(), "no key of its own"),
         ("id INTEGER PRIMARY KEY, payload, locked_until REAL NOT NULL", minimal(), "NULL is what a free row holds"),
+        (
+            "id INTEGER PRIMARY KEY, payload, locked_until REAL, tries TEXT",
+            minimal(attempt="tries"),
+            "column 'tries' .attempt. is declared TEXT; it counts, so declare it INTEGER",
+        ),
     ],
 )
 async def test_a_table_that_is_no_queue_is_refused(
@@ -182,6 +188,8 @@ async def test_a_table_that_is_no_queue_is_refused(
     [
         "id TEXT PRIMARY KEY, payload, locked_until REAL",
         "id TEXT UNIQUE, payload, locked_until real",
+        "id TEXT COLLATE NOCASE PRIMARY KEY, payload, locked_until REAL",
+        "id TEXT COLLATE RTRIM, payload, locked_until REAL, PRIMARY KEY (id)) WITHOUT ROWID --",
         "ID INT PRIMARY KEY, Payload BLOB, LOCKED_UNTIL Integer",
     ],
 )
@@ -194,6 +202,52 @@ async def test_a_key_may_be_declared_in_any_way(columns: str, tmp_path: Path) ->
         (received,) = await link.receive(1)
         assert await link.settle([say(received, Finish())]) == [None]
     assert received.delivery.id == "7"
+
+
+async def test_a_key_is_unique_as_it_is_compared(tmp_path: Path) -> None:
+    """S-12.3: a key that is unique by another collation than its column's is none: 'a' would settle 'A' too."""
+    database = Database(tmp_path / "q.db")
+    database.run("CREATE TABLE jobs (id TEXT COLLATE NOCASE, payload, locked_until REAL)")
+    database.run("CREATE UNIQUE INDEX plain ON jobs (id COLLATE BINARY)")
+    broker = database.broker()
+    async with broker.connect():
+        with pytest.raises(
+            LinkRefused, match=r"'id' .id. is compared by NOCASE, but it is unique by BINARY alone"
+        ) as no:
+            async with attached(broker.queue(minimal())):
+                pass
+        assert "subscription 'test', table 'jobs'" in str(no.value)
+        assert "make its unique index COLLATE NOCASE" in str(no.value)
+        database.run("CREATE UNIQUE INDEX as_told ON jobs (id COLLATE NOCASE)")
+        async with attached(broker.queue(minimal())):
+            pass
+
+
+async def test_the_dead_letter_table_is_looked_at_by_attach(tmp_path: Path) -> None:
+    """S-12.3: a table that is not there, or lacks a column, is refused at start-up, not by the first capped message."""
+    database = Database(tmp_path / "q.db").create()
+    database.run("CREATE TABLE few (id INTEGER PRIMARY KEY, payload BLOB)")
+    broker = database.broker()
+    queue = broker.queue(database.table())
+    async with broker.connect():
+        for name, reason in (("dread", "there is no such table; create it"), ("few", "there is no column 'headers'")):
+            policy = Policy(max_attempts=3, dead_letter=name)
+            with pytest.raises(
+                LinkRefused, match=f"subscription 'test', table 'jobs': dead-letter table '{name}': {reason}"
+            ):
+                async with attached(queue, policy=policy):
+                    pass
+        async with attached(queue, policy=Policy(max_attempts=3, dead_letter="MAIN.Dead")):
+            pass
+
+
+async def test_a_dead_letter_group_needs_no_table(tmp_path: Path) -> None:
+    """S-4.6: in a table with groups the dead letter is one of them."""
+    database = Database(tmp_path / "q.db", grouped=True).create()
+    broker = database.broker()
+    queue = broker.queue(database.table(), group="mail")
+    async with broker.connect(), attached(queue, policy=Policy(max_attempts=3, dead_letter="no table")):
+        pass
 
 
 async def test_names_are_quoted(tmp_path: Path) -> None:

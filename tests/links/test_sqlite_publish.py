@@ -1,19 +1,23 @@
 """Publishing on a real SQLite file: what publishing writes."""
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from links.errors import ConnectionBroken, LinkBroken, NotConnected, PublishNotAccepted
 from links.sql import SqlPublisher, Table
+from links.sql.sqlite_jobs import Call
 from settlement import Letter
 from settlement.sql import MoveToTable
 from tests.links.sqlite_kit import (
     TIMES,
     Database,
     Foreigner,
+    Gate,
     attached,
     bodies,
     near,
@@ -120,6 +124,60 @@ async def test_what_the_table_cannot_hold_is_not_accepted(tmp_path: Path) -> Non
     assert database.rows() == []
 
 
+@pytest.mark.parametrize(
+    ("letter", "reason"),
+    [
+        (Letter("text"), "a body is bytes, not str"),  # type: ignore[arg-type]
+        (Letter(b"x", {"a": "b"}), "a header is a str and bytes, not str and str"),  # type: ignore[dict-item]
+        (Letter(b"x", {("a",): b"b"}), "a header is a str and bytes, not tuple and bytes"),  # type: ignore[dict-item]
+        (Letter(b"x", [b"a"]), "headers are a mapping of str to bytes, not list"),  # type: ignore[arg-type]
+        (Letter(b"x", key=("k",)), "a key is a str or None, not tuple"),  # type: ignore[arg-type]
+        (Letter(b"x", deliver_after=float("nan")), "deliver_after must be a finite number"),
+        (Letter(b"x", key="\ud800"), "surrogates not allowed"),
+    ],
+)
+async def test_a_letter_that_is_none_harms_nobody(letter: Letter, reason: str, tmp_path: Path) -> None:
+    """S-11.3: a mistake in one publish is `PublishNotAccepted` out of that publish, nothing written; all goes on."""
+    database = Database(tmp_path / "q.db").create()
+    broker = database.broker()
+    async with broker.connect():
+        publisher = broker.publisher(database.table())
+        with pytest.raises(PublishNotAccepted, match=reason):
+            await publisher.send(letter)
+        with pytest.raises(PublishNotAccepted, match=reason):
+            await publisher.publish_many([b"x", letter])
+        assert database.rows() == []
+        await publisher.publish(b"good")
+    assert database.row()["payload"] == b"good"
+
+
+async def test_an_error_of_one_job_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever is raised in the thread fails that job alone, nothing of it written; its neighbours are carried out."""
+    database = Database(tmp_path / "q.db").create()
+    gate = Gate(monkeypatch)
+    broker = database.broker()
+
+    def bug(connection: sqlite3.Connection, _: int) -> None:
+        connection.execute("INSERT INTO jobs (payload) VALUES ('half')")
+        raise RuntimeError("a bug")
+
+    async with broker.connect():
+        publisher = broker.publisher(database.table())
+        gate.shut()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publisher.publish, b"first")
+            await until(lambda: gate.entered)
+            nursery.start_soon(publisher.publish, b"second")
+            bad = Call(5.0, bug)
+            nursery.start_soon(broker.life.publishing.carry_out, bad)
+            nursery.start_soon(publisher.publish, b"third")
+            await trio.testing.wait_all_tasks_blocked()
+            gate.open()
+        assert isinstance(bad.error, RuntimeError)
+        await publisher.publish(b"fourth")
+    assert sorted(row["payload"] for row in database.rows()) == [b"first", b"fourth", b"second", b"third"]
+
+
 async def test_publishing_once(tmp_path: Path) -> None:
     """An id of the user's own: publishing again makes no second order; a plain publish of it is refused."""
     database = Database(tmp_path / "q.db")
@@ -152,8 +210,9 @@ async def test_publishing_a_row(tmp_path: Path) -> None:
     rows: Table[dict[str, Any]] = Table("jobs", id="id", locked_until="locked_until")
     await publish(database, rows, b'{"id": 7, "lane": "k", "payload": {"base64": "/w=="}}')
     assert (database.row()["id"], database.row()["lane"], database.row()["payload"]) == (7, "k", b"\xff")
-    with pytest.raises(PublishNotAccepted, match="takes rows"):
-        await publish(database, rows, b"no json")
+    for body in (b"no json", b'{"lane": ' + b"[" * 200_000):
+        with pytest.raises(PublishNotAccepted, match="takes rows"):
+            await publish(database, rows, body)
 
 
 async def test_an_id_that_nobody_gives_is_not_accepted(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from links.abc import Order
 from links.errors import LeaseLost, NotApplied
 from links.sql import Lease, SqlBroker, Table, sqlite_times
 from settlement import Ack, DeadLetter, Drop, Policy, Retry, RetryAfter
+from settlement.attempts import RETRY_HEADER
 from settlement.policy import Ending
 from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack
 from tests.links.sqlite_kit import TIMES, Database, attached, near, now, open_link, order, say, seconds, stored, until
@@ -147,11 +148,12 @@ async def test_a_dead_letter_by_policy_moves_at_any_attempt(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("times", TIMES)
 async def test_unsettled_the_lease_is_released(times: str, tmp_path: Path) -> None:
-    """S-3, last row: dropped unsettled the lease is let go at once, and the attempt stays counted."""
+    """S-3, last row: dropped unsettled the lease is let go at once; the attempt stays where a handler was called."""
     database = Database(tmp_path / "q.db", times, marks=True).create()
     database.add(b"body")
     async with open_link(database.broker().queue(database.table())) as link:
-        await link.receive(1)
+        (received,) = await link.receive(1)
+        received.started = True
         assert database.row()["locked_until"] is not None
     assert database.row() == fresh(database, attempt=2)
 
@@ -331,6 +333,40 @@ async def test_a_row_without_payload_is_unreadable_not_a_broken_link(tmp_path: P
         assert isinstance(headers.unreadable, ValueError)
         assert (null.delivery.attempt, null.delivery.body, headers.delivery.body) == (2, b"", b"x")
         assert await link.settle([say(null, Finish()), say(headers, Finish())]) == [None, None]
+    assert database.rows() == []
+
+
+@pytest.mark.parametrize("odd", ["5", "0", "0.5", "'7'", "'[1]'", "x'ff'", "'" + "[" * 100_000 + "'"])
+async def test_an_unreadable_row_harms_no_neighbour(odd: str, tmp_path: Path) -> None:
+    """S-4.9: whatever a header column holds, the row is a delivery with `unreadable`, the rows beside it are read."""
+    database = Database(tmp_path / "q.db")
+    database.run("CREATE TABLE jobs (id INTEGER PRIMARY KEY, payload BLOB, headers JSON, locked_until REAL)")
+    for headers in ("NULL", odd, "NULL"):
+        database.run(f"INSERT INTO jobs (payload, headers) VALUES ('p', {headers})")  # noqa: S608
+    table = Table("jobs", id="id", payload="payload", headers="headers", locked_until="locked_until")
+    async with open_link(database.broker().queue(table)) as link:
+        received = await link.receive(3)
+        assert [each.unreadable is None for each in received] == [True, False, True]
+        assert await link.settle([say(each, Finish()) for each in received]) == [None] * 3
+    assert database.rows() == []
+
+
+@pytest.mark.parametrize("row_mode", [False, True])
+async def test_an_attempt_that_is_no_whole_number_is_unreadable(row_mode: bool, tmp_path: Path) -> None:
+    """S-4.9: the header counts then, and the row can be settled."""
+    database = Database(tmp_path / "q.db").create()
+    for attempt in (1, 1.5, 1e400):
+        database.run(
+            "INSERT INTO jobs (payload, headers, attempt) VALUES ('x', ?, ?)", f'{{"{RETRY_HEADER}": "4"}}', attempt
+        )
+    table: Table[Any] = database.table()
+    if row_mode:
+        table = Table("jobs", id="id", headers="headers", attempt="attempt", locked_until="locked_until")
+    async with open_link(database.broker().queue(table)) as link:
+        received = await link.receive(3)
+        assert [each.unreadable is None for each in received] == [True, False, False]
+        assert [each.delivery.attempt for each in received] == [1, 5, 5]
+        assert await link.settle([say(each, Finish()) for each in received]) == [None] * 3
     assert database.rows() == []
 
 

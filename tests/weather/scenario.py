@@ -31,7 +31,8 @@ from settlement import (
     Retry,
     RetryAfter,
 )
-from settlement.policy import leaves
+from settlement.groups import leaves
+from tests.weather.fates import Rules
 from tests.weather.schedule import dice_of
 from tests.weather.story import Consumer, Story, Verdict, judge
 
@@ -73,7 +74,7 @@ class Scenario:
     early: bool
     """The weather begins before the start-up is complete."""
     temper: str
-    """Of the handlers: `brisk`, `slow`, or `wild`."""
+    """Of the handlers: `brisk`, `slow`, `wild`, or `stubborn`, who answer although they were cancelled."""
     end: str
     """`natural`, `drain`, `cancel`, or `crash`."""
     end_at: float
@@ -130,7 +131,7 @@ def draw(dice: Random) -> Scenario:
         messages=dice.randint(30, 80),
         faults=faults,
         early=dice.random() < 0.1,
-        temper=choice(["brisk", "slow", "wild"]),
+        temper=choice(["brisk", "slow", "wild", "stubborn"]),
         end=choice(["natural", "natural", "drain", "drain", "cancel", "crash"]),
         end_at=dice.uniform(0, span),
         grace=choice([0.0, 1.0, 15.0]),
@@ -193,7 +194,19 @@ class World:
         queue = self.main.queue(
             QUEUE, delays=scenario.delays, lease=scenario.lease, limit=scenario.limit, settles=scenario.settles
         )
-        consumer = self.story.consumer(name, queue, concurrency=scenario.concurrency, size=scenario.size)
+        rules = Rules(
+            cap=scenario.cap,
+            dead=scenario.dead != "none",
+            copies=isinstance(scenario.delays, Copies),
+            on_error=scenario.on_error,
+            failures={ZeroDivisionError: Drop()},
+            bad=b"bad" if scenario.decoding else None,
+            on_undecodable=Drop() if scenario.dead == "none" else DeadLetter(),
+            limited=scenario.within is not None,
+        )
+        consumer = self.story.consumer(
+            name, queue, concurrency=scenario.concurrency, size=scenario.size, rules=rules
+        )
         options: dict[str, Any] = {
             "name": name,
             "policy": self.policy(),
@@ -208,28 +221,27 @@ class World:
         return Subscription(queue, partial(self.handle_one, consumer), **options)
 
     async def handle_one(self, consumer: Consumer, delivery: Delivery[Any]) -> Outcome | None:
-        self.story.started(consumer, [delivery])
-        try:
-            outcome: Outcome | None = await self.answer(delivery)
-            return outcome
-        finally:
-            self.story.stopped(consumer, [delivery])
+        with self.story.call(consumer, [delivery]) as call:
+            outcome: Outcome | None
+            outcome = call.result = await self.answer(delivery)
+        return outcome
 
     async def handle_many(self, consumer: Consumer, deliveries: list[Delivery[Any]]) -> Any:
         if not 1 <= len(deliveries) <= consumer.size:
             self.story.wrong.append(f"a batch of {len(deliveries)}, not of 1 to {consumer.size}")
-        self.story.started(consumer, deliveries)
-        try:
-            first = await self.answer(deliveries[0])
-            match self.dice.randrange(4):
-                case 0:
-                    return first
-                case 1:
-                    return [first] * max(0, len(deliveries) - self.dice.randrange(2))
-                case _:
-                    return [first, *[self.outcome() for _ in deliveries[1:]]]
-        finally:
-            self.story.stopped(consumer, deliveries)
+        with self.story.call(consumer, deliveries) as call:
+            call.result = await self.answer_many(deliveries)
+        return call.result
+
+    async def answer_many(self, deliveries: list[Delivery[Any]]) -> Any:
+        first = await self.answer(deliveries[0])
+        match self.dice.randrange(4):
+            case 0:
+                return first
+            case 1:
+                return [first] * max(0, len(deliveries) - self.dice.randrange(2))
+            case _:
+                return [first, *[self.outcome() for _ in deliveries[1:]]]
 
     def outcome(self) -> Outcome | None:
         """A random one."""
@@ -260,14 +272,15 @@ class World:
             "brisk": [None, None, 0.0, 0.01],
             "slow": [0.0, 0.1, 1.0, 1.0, longest],
             "wild": [None, 0.0, 0.3, longest],
+            "stubborn": [0.1, 1.0, longest],
         }
         pause = dice.choice(pauses[scenario.temper])
         act = dice.random() if scenario.temper == "wild" else dice.random() * 0.8
-        if act > 0.97:
+        if act > 0.97 or scenario.temper == "stubborn":
             try:
-                await trio.sleep(longest)
+                await trio.sleep(pause if scenario.temper == "stubborn" and pause is not None else longest)
             except trio.Cancelled:  # noqa: ASYNC103 -- the handler that swallows
-                return Ack()  # noqa: ASYNC104
+                pass
         elif act > 0.94:
             try:
                 await trio.sleep(longest)

@@ -8,7 +8,9 @@ The invariants (`judge`), always:
 1. Every message was finished once at most and is at one place at the end; none is in anybody's hands.
 2. Every hand-over was taken into the books of one subscription in the tick of its delivery, and ended in exactly one
    line. A line that stands for a verb was said, with that verb; a verb that was said is booked so, or *unknown*; what
-   is *unsettled* or *superseded* was not said, and came back. A verb is said only after an answer.
+   is *unsettled* or *superseded* was not said, and came back. A plan is made only for what a handler really answered
+   (it returned or raised, and the scope around it was not cancelled) or what cannot be decoded, and verb and line are
+   those of a table that was typed by hand (tests/weather/fates.py). Of a single delivery each answer makes a plan.
 3. A message (its body is its name) does not vanish: each original that was rejected for a copy has its copy or is
    *lost* in the books, each accepted for a dead letter has been published there before. What there is too much, a fault
    that doubles (an unknown verb, a lost confirmation, a publish before a verb that was never said) accounts for.
@@ -41,9 +43,11 @@ from links.abc import Received
 from links.memory import Delivered, MemoryBroker, MemoryQueue, Published, Returned, Said, Unsaid, replay
 from settlement.delivery import Delivery
 from settlement.ledger import CopiesOwed, CopiesPublished, Ended, Ledger, Line, Took
-from settlement.memory import Accept, Reject, Verb
-from settlement.plans import Plan
-from settlement.policy import Ending, Policy
+from settlement.memory import Accept, PutBack, Reject, Verb
+from settlement.outcomes import Outcome
+from settlement.plans import Plan, Publish, Wait
+from settlement.policy import DeadLetter, Policy
+from tests.weather.fates import Call, Ending, Fate, Rules, is_cut
 
 __all__ = ["Consumer", "HandOver", "Story", "Verdict", "judge", "watched_hands"]
 
@@ -60,6 +64,7 @@ class Consumer:
     concurrency: int
     size: int
     room: int
+    rules: Rules
     folded: Ledger = attrs.field(factory=Ledger)
     """The fold of what observers were told."""
     running: int = 0
@@ -76,14 +81,20 @@ class Told:
 @attrs.frozen
 class Started:
     by: Consumer
-    which: tuple[tuple[str, int], ...]
-    """Id and attempt, which together name a hand-over that a handler was called for."""
+    call: Call
 
 
 @attrs.frozen
 class Stopped:
     by: Consumer
-    which: tuple[tuple[str, int], ...]
+    call: Call
+
+
+@attrs.frozen
+class Decided:
+    by: Consumer
+    delivery: Delivery[Any]
+    plan: Plan[Verb]
 
 
 @attrs.define(eq=False)
@@ -94,10 +105,15 @@ class HandOver:
     attempt: int
     delivery: Delivery[Any] | None = None
     by: Consumer | None = None
-    plan: Plan[Any] | None = None
+    ending: Ending | None = None
+    """What a handler answered, in the end."""
+    fate: Fate | None = None
+    """A plan was made, and this is what it must be."""
+    notice: object = None
     line: Line | None = None
     said: Verb | None = None
     returned: str | None = None
+    counted: bool = True
     calls: int = 0
 
     @property
@@ -119,7 +135,6 @@ class Story:
         for broker in brokers:
             broker.log = self.timeline
         self.brokers = brokers
-        self.plans: dict[Delivery[Any], Plan[Verb]] = {}
         self.consumers: list[Consumer] = []
         self.handed: list[HandOver] = []
         self.bodies: dict[tuple[str, str], bytes] = {}
@@ -133,17 +148,16 @@ class Story:
         self.ended: dict[tuple[str, int], float] = {}
         """When a delivery was booked."""
 
-    def consumer(self, name: str, queue: MemoryQueue, *, concurrency: int, size: int = 0) -> Consumer:
+    def consumer(self, name: str, queue: MemoryQueue, *, concurrency: int, size: int = 0, rules: Rules) -> Consumer:
         """Watch a subscription that is about to be made: its plans, and (by `observer`) its events."""
         limit = queue.limit(concurrency, size or 1)
-        consumer = Consumer(name, queue.name, limit, concurrency, size, queue.copies)
+        consumer = Consumer(name, queue.name, limit, concurrency, size, queue.copies, rules)
         self.consumers.append(consumer)
         decide = queue.decide
 
-        def deciding(outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Verb]:
-            if delivery in self.plans:
-                self.wrong.append(f"decided twice: {delivery}")
-            plan = self.plans[delivery] = decide(outcome, delivery, policy)
+        def deciding(outcome: Outcome | DeadLetter, delivery: Delivery[Any], policy: Policy) -> Plan[Verb]:
+            plan = decide(outcome, delivery, policy)
+            self.timeline.append(Decided(consumer, delivery, plan))
             return plan
 
         queue.decide = deciding  # type: ignore[method-assign]
@@ -167,8 +181,9 @@ class Story:
         """A subscription that is watched."""
         return next(each for each in self.consumers if each.name == name)
 
-    def started(self, consumer: Consumer, deliveries: Sequence[Delivery[Any]]) -> None:
-        """A handler was called."""
+    @contextmanager
+    def call(self, consumer: Consumer, deliveries: Sequence[Delivery[Any]]) -> Generator[Call, None, None]:
+        """A handler was called, and runs in the block; what it returns is to be put into `result`."""
         consumer.running += 1
         if consumer.running > consumer.concurrency:
             self.wrong.append(f"{consumer.name}: more handlers than concurrency")
@@ -176,10 +191,18 @@ class Story:
         if ids & self.running and not self.stolen:
             self.wrong.append(f"two handlers at once have {ids & self.running}")
         self.running |= ids
-        self.timeline.append(Started(consumer, tuple((each.id, each.attempt) for each in deliveries)))
+        call = Call(tuple((each.id, each.attempt) for each in deliveries))
+        self.timeline.append(Started(consumer, call))
+        try:
+            yield call
+        except BaseException as error:
+            call.failure = error
+            raise
+        finally:
+            call.cut = is_cut(consumer.rules)
+            self._stopped(consumer, deliveries, call)
 
-    def stopped(self, consumer: Consumer, deliveries: Sequence[Delivery[Any]]) -> None:
-        """Its call ended."""
+    def _stopped(self, consumer: Consumer, deliveries: Sequence[Delivery[Any]], call: Call) -> None:
         consumer.running -= 1
         self.running -= {each.id for each in deliveries}
         now = trio.current_time()
@@ -187,7 +210,7 @@ class Story:
         late = now - min(consumer.until, ended)
         if late > 1e-6:
             self.wrong.append(f"the handler of {deliveries} ran on for {late:g} s after its time, or its delivery's")
-        self.timeline.append(Stopped(consumer, tuple((each.id, each.attempt) for each in deliveries)))
+        self.timeline.append(Stopped(consumer, call))
 
     def read(self, queue: str) -> None:
         """Make `handed` of the timeline, and hold each entry against what came before it."""
@@ -196,6 +219,7 @@ class Story:
         of: dict[Delivery[Any], HandOver] = {}
         mine: dict[Consumer, list[HandOver]] = defaultdict(list)
         last: dict[Consumer, list[HandOver]] = defaultdict(list)
+        called: dict[Call, list[HandOver]] = {}
         for item in self.timeline:
             match item:
                 case Delivered(name, id, attempt):
@@ -207,7 +231,6 @@ class Story:
                         hand_over = of[delivery] = now[delivery.id]
                         assert hand_over.delivery is None, f"taken twice: {delivery}"
                         hand_over.delivery, hand_over.by = delivery, by
-                        hand_over.plan = self.plans.get(delivery)
                         self.bodies[queue, delivery.id] = delivery.body
                         mine[by].append(hand_over)
                     mine[by] = [each for each in mine[by] if each.in_hand]
@@ -215,25 +238,46 @@ class Story:
                 case Told(_, Booked(entry=Ended(line), deliveries=deliveries)):
                     for delivery in deliveries:
                         assert of[delivery].line is None, f"ended twice: {delivery}"
+                        assert line not in SAID or of[delivery].fate is not None, f"{line} without a plan: {delivery}"
                         of[delivery].line = line
+                case Decided(by, delivery, plan):
+                    self._decided(of[delivery], by, plan)
                 case Said(name, id, verb) if name == queue:
-                    assert now[id].delivery is not None
+                    assert now[id].fate is not None, f"{verb} said without a plan: {now[id]}"
                     assert now[id].said is None and now[id].returned is None  # noqa: PT018
                     now[id].said = verb
-                case Returned(name, id, why) if name == queue:
+                case Returned(name, id, why, counted) if name == queue:
                     assert now[id].said is None and now[id].returned is None  # noqa: PT018
-                    now[id].returned = why
-                case Started(by, which):
+                    now[id].returned, now[id].counted = why, counted
+                case Started(by, call):
                     if by.concurrency == 1:
                         late = [each.id for each in last[by] if each.line is None]
-                        assert not late, f"handler of {which} started before {late} were booked"
-                    last[by] = [named[each] for each in which]
+                        assert not late, f"handler of {call.which} started before {late} were booked"
+                    last[by] = called[call] = [named[each] for each in call.which]
                     for each in last[by]:
                         each.calls += 1
                         assert each.calls == 1, f"handler called twice for one delivery: {each}"
                         assert each.line is None, f"handler called for a delivery that has ended: {each}"
+                        assert not by.rules.undecodable(each.body), f"handler called for what is undecodable: {each}"
+                case Stopped(by, call):
+                    for each, ending in zip(called[call], by.rules.endings(call), strict=True):
+                        each.ending = ending
                 case _:
                     pass
+
+    def _decided(self, it: HandOver, by: Consumer, plan: Plan[Verb]) -> None:
+        """A plan was made: only for an answer, once, and that of the table."""
+        assert it.fate is None, f"decided twice: {it}"
+        if by.rules.undecodable(it.body):
+            it.ending = by.rules.on_undecodable
+        assert it.ending is not None, f"decided without an answer: {it}"
+        assert isinstance(it.ending, Outcome | DeadLetter), f"decided, and {it.ending}: {it}"
+        fate = it.fate = by.rules.fate(it.ending, it.attempt)
+        it.notice = plan.notice
+        assert (plan.line, plan.verb) == (fate.line, fate.verb), f"{plan} for {it}"
+        assert [type(each) for each in plan.before] == [Publish] * fate.letter, f"{plan} for {it}"
+        assert plan.instead == (PutBack() if fate.letter else None), f"{plan} for {it}"
+        assert [type(each) for each in plan.after] == [Wait, Publish] * fate.copy, f"{plan} for {it}"
 
 
 class WatchedHand(Hand):
@@ -267,7 +311,7 @@ def entries(timeline: Iterable[Any]) -> list[Any]:
 
 def owed_for(story: Story, body: bytes) -> list[HandOver]:
     """The deliveries of a message that copies may stand for."""
-    return [each for each in story.handed if each.body == body and each.plan is not None and each.plan.after]
+    return [each for each in story.handed if each.body == body and each.fate is not None and each.fate.copy]
 
 
 @attrs.frozen
@@ -313,19 +357,22 @@ def judge(
         what = f"{each}"
         assert each.delivery is not None, f"delivered, and not taken: {what}"
         assert each.line is not None, f"not booked: {what}"
-        plan = each.plan
+        assert each.by is not None
+        fate = each.fate
+        right: dict[Line, Verb] = {}
+        if fate is not None:
+            right = {fate.line: fate.verb} | ({Line.RETRIED: PutBack()} if fate.letter else {})
+        if not each.by.size and isinstance(each.ending, Outcome | DeadLetter):
+            assert fate is not None, f"answered, and no plan was made: {what}"
         if each.said is not None:
-            assert plan is not None, f"said without an answer: {what}"
-            assert each.said in (plan.verb, plan.instead), f"said something else: {what}"
+            assert each.said in right.values(), f"said something else: {what}"
         else:
             assert each.returned is not None, f"neither said nor back: {what}"
         if each.line in SAID:
-            assert plan is not None, f"booked without an answer: {what}"
-            right = {plan.line: plan.verb} | ({} if plan.instead is None else {Line.RETRIED: plan.instead})
             assert each.said is not None, f"booked, not said: {what}"
             assert right.get(each.line) == each.said, f"booked something else: {what}"
         elif each.line is Line.UNKNOWN:
-            assert plan is not None, f"unknown without an order: {what}"
+            assert fate is not None, f"unknown without an order: {what}"
         else:
             assert each.line in (Line.UNSETTLED, Line.SUPERSEDED), what
             assert each.said is None, f"said, and not booked so: {what}"
@@ -342,15 +389,15 @@ def judge(
     may_copy: Counter[bytes] = Counter()
     may_bury: Counter[bytes] = Counter()
     for each in story.handed:
-        plan = each.plan
-        if plan is None:
+        fate = each.fate
+        if fate is None:
             continue
-        if plan.after:
+        if fate.copy:
             if isinstance(each.said, Reject):
                 moved[each.body] += 1
             elif each.line is Line.UNKNOWN:
                 may_copy[each.body] += 1
-        if plan.line is Line.DEAD_LETTERED:
+        if fate.letter:
             if isinstance(each.said, Accept):
                 buried[each.body] += 1
             else:
@@ -377,7 +424,7 @@ def judge(
         assert ledger == folded, "the books are not the fold of the events"
         own = [each for each in story.handed if each.by is consumer]
         assert ledger.received == len(own)
-        owed = [each for each in own if each.plan is not None and each.plan.after]
+        owed = [each for each in own if each.fate is not None and each.fate.copy]
         assert ledger.owed == len([each for each in owed if each.line in (Line.DELAYED, Line.UNKNOWN)])
         assert consumer.running == 0, "a handler runs on"
     told = [each.entry.entry for each in story.timeline if isinstance(each, Told)]
@@ -394,8 +441,9 @@ def judge(
             assert each.attempt - 1 in answered, f"a copy that counts wrongly: {each}"
         else:
             assert each.attempt == before + 1, f"the attempt is not {before + 1}: {each}"
-        attempts[each.id] = each.attempt - (each.returned == "given back")
-        if each.plan is not None and each.plan.line in (Line.RETRIED, Line.DELAYED) and cap is not None:
+        assert each.counted or not each.calls, f"a handler was called for it, and it did not count: {each}"
+        attempts[each.id] = each.attempt - (not each.counted)
+        if each.fate is not None and each.fate.line in (Line.RETRIED, Line.DELAYED) and cap is not None:
             assert each.attempt < cap, f"retried at the cap of {cap}: {each}"
     calls = Counter(each.body for each in story.handed if each.calls)
     return Verdict(calls, doubled, vanished)

@@ -24,6 +24,7 @@ from links.abc import Settles
 from links.errors import LinkBroken, NotConnected
 from links.memory import MemoryBroker
 from settlement import Ack, Copies, DeadLetter, Delivery, Drop, Native, Outcome, Policy, Retry, RetryAfter
+from tests.weather.fates import Rules
 from tests.weather.schedule import chosen, dice_of, same_schedule, sized, steps
 from tests.weather.story import Consumer, Story, judge, watched_hands
 
@@ -96,6 +97,11 @@ def closed(broker: MemoryBroker) -> None:
     broker.close(DEAD)
 
 
+def unextended(broker: MemoryBroker) -> None:
+    slow(broker)
+    broker.slow_extensions(QUEUE, math.inf)
+
+
 CAP = Policy(max_attempts=2, dead_letter=DEAD)
 CASES = {
     "ack": Case(returning(Ack())),
@@ -114,6 +120,10 @@ CASES = {
     "alone": Case(returning(RetryAfter(1.0)), delays=Copies(), settles=Settles.ALONE, weather=slow),
     "alone_dead_letter": Case(failing, policy=CAP, settles=Settles.ALONE, lease=6.0, weather=slow),
     "stubborn": Case(stubborn, weather=slow),
+    "stubborn_over_grace": Case(stubborn, until=0.5, grace=0.2, weather=slow),
+    "stubborn_failing_over_grace": Case(stubborn, policy=CAP, until=0.5, grace=0.2, weather=slow, concurrency=4),
+    "stubborn_batch_over_grace": Case(stubborn, size=3, until=0.5, grace=0.2),
+    "stubborn_without_lease": Case(stubborn, lease=1.0, weather=unextended),
     "drain": Case(returning(Ack(), pause=1.0), until=0.5, weather=slow),
     "drain_over_grace": Case(returning(Ack(), pause=9.0), until=0.5, grace=1.0, lease=6.0, weather=slow),
     "drain_with_copies": Case(returning(RetryAfter(100.0)), delays=Copies(), until=0.5, grace=1.0, weather=slow),
@@ -157,20 +167,25 @@ class Run:
     def subscription(self, name: str, answer: Answer, **changes: Any) -> tuple[AnySubscription, Consumer]:
         case = attrs.evolve(self.case, **changes)
         queue = self.main.queue(QUEUE, delays=case.delays, lease=case.lease, settles=case.settles)
-        consumer = self.story.consumer(name, queue, concurrency=case.concurrency, size=case.size)
+        rules = Rules(
+            cap=case.policy.max_attempts,
+            dead=case.policy.dead_letter is not None,
+            copies=isinstance(case.delays, Copies),
+            on_error=case.policy.on_error,
+        )
+        consumer = self.story.consumer(name, queue, concurrency=case.concurrency, size=case.size, rules=rules)
         options: dict[str, Any] = {"name": name, "policy": case.policy, "concurrency": case.concurrency}
 
         async def one(delivery: Delivery[bytes]) -> Outcome | None:
             return await many([delivery])
 
         async def many(deliveries: list[Delivery[bytes]]) -> Outcome | None:
-            self.story.started(consumer, deliveries)
-            try:
+            with self.story.call(consumer, deliveries) as call:
                 if case.publishes:
                     await self.main.publisher(ELSEWHERE).publish(deliveries[0].body)
-                return await answer(deliveries[0])
-            finally:
-                self.story.stopped(consumer, deliveries)
+                outcome: Outcome | None
+                outcome = call.result = await answer(deliveries[0])
+            return outcome
 
         if case.size:
             return BatchSubscription(queue, many, size=case.size, wait=0.02, **options), consumer

@@ -45,7 +45,7 @@ def in_fair_weather(scenario: Scenario, world: World, verdict: Verdict) -> None:
     assert sum(ledger.lost for ledger in ledgers) == verdict.vanished == 0
     if scenario.end == "drain" and not isinstance(scenario.on_error, FailFast):
         for each in world.story.handed:
-            passed_over = each.line is Line.UNSETTLED and not each.calls and each.plan is None
+            passed_over = each.line is Line.UNSETTLED and not each.calls and each.fate is None
             assert not passed_over or each.returned == "given back", f"not given back by the drain: {each}"
     if scenario.end != "natural" or any(ledger.unsettled for ledger in ledgers):
         return  # cut, or failed fast: something may have been on the wire
@@ -57,5 +57,5 @@ def in_fair_weather(scenario: Scenario, world: World, verdict: Verdict) -> None:
         for each in world.story.handed:
             calls = verdict.calls[each.body]
             assert calls <= scenario.cap, f"{calls} calls under a cap of {scenario.cap}: {each}"
-            if each.plan is not None and isinstance(each.plan.notice, CapReached):
+            if isinstance(each.notice, CapReached):
                 assert calls == scenario.cap, f"the cap of {scenario.cap} was said to be reached: {each}"

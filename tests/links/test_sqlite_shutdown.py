@@ -1,0 +1,267 @@
+"""How long things on a real SQLite file may take: a locked file, small goodbyes, a hanging thread, half a broken life."""
+
+import re
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from links.abc import Link, Received, Verdict
+from links.errors import ConnectionBroken, NotApplied
+from links.sql import Lease, SqlBroker
+from links.sql.sqlite import Connection
+from tests.links.sqlite_kit import Database, Foreigner, Gate, attached, finish, open_link, until
+
+pytestmark = pytest.mark.sqlite
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+@contextmanager
+def taking(least: float, most: float) -> Generator[None, None, None]:
+    """The block takes so long."""
+    started = trio.current_time()
+    yield
+    took = trio.current_time() - started
+    assert least <= took <= most, took
+
+
+async def settle(link: Link[Any], received: list[Received[Any]], verdicts: list[Verdict]) -> None:
+    verdicts.extend(await link.settle(finish(received)))
+
+
+# --- a locked file
+
+
+async def test_a_locked_file_is_waited_out_while_the_lease_lasts(tmp_path: Path) -> None:
+    """DESIGN 4: a finished outcome is not thrown away because a backup takes longer than a goodbye."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a")
+    broker = database.broker()
+    verdicts: list[Verdict] = []
+    async with broker.connect(), attached(broker.queue(database.table()), goodbye=0.2) as link:
+        received = [*await link.receive(1)]
+        async with trio.open_nursery() as nursery:
+            with Foreigner(database):
+                nursery.start_soon(settle, link, received, verdicts)
+                await trio.sleep(1.8)
+                assert verdicts == []
+    assert verdicts == [None]
+    assert database.rows() == []
+
+
+async def test_a_locked_file_is_not_waited_for_beyond_the_lease(tmp_path: Path) -> None:
+    """Half a second of the lease is left then, the row is let go, and the text says how long it really was."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a")
+    broker = database.broker()
+    queue = broker.queue(database.table(), claim=Lease(1.5))
+    async with broker.connect(), attached(queue, goodbye=0.2) as link:
+        received = await link.receive(1)
+        with Foreigner(database):
+            started = trio.current_time()
+            (verdict,) = await link.settle(finish(received))
+            took = trio.current_time() - started
+        assert isinstance(verdict, NotApplied)
+        assert 0.7 <= took <= 1.4
+        said = re.search(r"held the lock of the file for ([0-9.]+) s; nothing was changed", str(verdict))
+        assert said is not None
+        assert abs(float(said[1]) - took) < 0.2
+        await until(lambda: database.row()["locked_until"] is None)
+    assert database.row()["attempt"] == 2
+
+
+async def test_a_cancelled_settlement_waits_one_goodbye(tmp_path: Path) -> None:
+    """DESIGN 4: the shield is as long as the goodbye; then the file is still locked, and nothing was changed."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a")
+    broker = database.broker()
+    verdicts: list[Verdict] = []
+    async with broker.connect(), attached(broker.queue(database.table()), goodbye=0.6) as link:
+        received = [*await link.receive(1)]
+        with Foreigner(database), trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(settle, link, received, verdicts)
+                await trio.sleep(0.1)
+                with taking(0.0, 0.8):
+                    scope.cancel()
+                    with trio.CancelScope(shield=True):
+                        await until(lambda: verdicts)
+    (verdict,) = verdicts
+    assert isinstance(verdict, NotApplied)
+    assert "held the lock" in str(verdict)
+
+
+async def test_a_row_whose_extension_was_still_under_way_is_let_go(gate: Gate, tmp_path: Path) -> None:
+    """As every row whose verb was not said, once its new token is known: nobody waits for a lease to run out."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a", b"b")
+    broker = database.broker()
+    queue = broker.queue(database.table(), claim=Lease(1.5))
+    async with broker.connect(), attached(queue, goodbye=0.2) as link:
+        one, other = await link.receive(2)
+        gate.shut()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.extend, [one])
+            await until(lambda: gate.entered)
+            verdicts = await link.settle(finish([one, other]))
+            assert [type(each) for each in verdicts] == [NotApplied, NotApplied]
+            assert re.search(r"an extension was still under way after [01]\.[0-9] s", str(verdicts[0]))
+            link.stop()
+            gate.open()
+        await until(lambda: [row["locked_until"] for row in database.rows()] == [None, None])
+    assert [row["attempt"] for row in database.rows()] == [2, 2]
+
+
+async def test_small_goodbyes_are_kept(tmp_path: Path) -> None:
+    """DESIGN 4: settlement, link and connection get the goodbye that was given, not a second each."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a", b"b")
+    broker = database.broker()
+    started = 0.0
+    with Foreigner(database) as foreigner, trio.CancelScope() as scope:
+        foreigner.connection.execute("ROLLBACK")
+        async with broker.connect(goodbye=0.1), attached(broker.queue(database.table()), goodbye=0.1) as link:
+            received = [*await link.receive(2)]
+            foreigner.connection.execute("BEGIN IMMEDIATE")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(settle, link, received, [])
+                await trio.sleep(0.05)
+                started = trio.current_time()
+                scope.cancel()
+    assert trio.current_time() - started < 0.7
+
+
+# --- a thread that hangs
+
+
+class Hang:
+    """A disk that does not answer: a step of the database's thread hangs while it is shut."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+        self._step = step
+        self._answers = threading.Event()
+        self._answers.set()
+        self.hanging = 0
+        self.connections: list[Connection] = []
+        original: Callable[[Connection], None] = getattr(Connection, step)
+
+        def hang(connection: Connection) -> None:
+            self.connections.append(connection)
+            self.hanging += 1
+            assert self._answers.wait(20)
+            self.hanging -= 1
+            original(connection)
+
+        monkeypatch.setattr(Connection, step, hang)
+
+    def shut(self) -> None:
+        self._answers.clear()
+
+    def open(self) -> None:
+        self._answers.set()
+
+    @property
+    def closed(self) -> bool:
+        return not self.hanging and all(each._connection is None for each in self.connections)
+
+
+async def abandon(database: Database, hang: Hang) -> None:
+    broker = database.broker(0.02)
+    started = 0.0
+    with trio.CancelScope() as scope:
+        async with broker.connect(goodbye=0.4), attached(broker.queue(database.table()), goodbye=0.4) as link:
+            hang.shut()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.receive, 1)
+                nursery.start_soon(broker.publisher("jobs").publish, b"x")
+                await until(lambda: hang.hanging)
+                started = trio.current_time()
+                scope.cancel()
+    assert scope.cancelled_caught
+    assert trio.current_time() - started < 2.0
+
+
+async def test_a_thread_that_hangs_is_left_alone_with_its_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """DESIGN 4: no unbounded shield: `run` ends within its goodbye, and the thread closes the file when it ends."""
+    database = Database(tmp_path / "q.db").create()
+    hang = Hang(monkeypatch, "_look")
+    await abandon(database, hang)
+    assert hang.hanging
+    hang.open()
+    await until(lambda: hang.closed)
+    async with open_link(database.broker().queue(database.table())):
+        pass
+
+
+def test_a_thread_that_ends_after_trio_ends_quietly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has nobody to tell any more; that is no error in the thread, and the file is closed."""
+    uncaught: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", uncaught.append)
+    database = Database(tmp_path / "q.db").create()
+    hang = Hang(monkeypatch, "_look")
+    trio.run(abandon, database, hang)
+    hang.open()
+    trio.run(until, lambda: hang.closed)
+    assert uncaught == []
+
+
+async def test_a_file_that_hangs_at_open_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Start-up can be cancelled within the goodbye, whatever the disk does; what was opened late is closed."""
+    database = Database(tmp_path / "q.db").create()
+    hang = Hang(monkeypatch, "_connect")
+    hang.shut()
+    with taking(0.1, 1.5), trio.move_on_after(0.1) as scope:
+        async with database.broker().connect(goodbye=0.2):
+            raise AssertionError("connected")
+    assert scope.cancelled_caught
+    hang.open()
+    await until(lambda: hang.closed)
+
+
+# --- a life that ends
+
+
+async def half_broken(broker: SqlBroker, database: Database) -> None:
+    async with broker.connect(), attached(broker.queue(database.table())) as link:
+        (received,) = await link.receive(1)
+        with trio.fail_after(2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.until_broken)
+                await trio.testing.wait_all_tasks_blocked()
+                broker.life.publishing._end(ConnectionBroken("a disk hiccup"))
+                broker.life.publishing._change()
+                assert received.token == (1, database.row()["locked_until"], 2)
+
+
+async def test_an_idle_link_hears_that_its_life_is_over(tmp_path: Path) -> None:
+    """`until_broken` raises at once, and the goodbye is said on the connection that is well."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a")
+    with taking(0.0, 4.0), pytest.raises(BaseExceptionGroup) as caught:
+        await half_broken(database.broker(poll_interval=3600.0), database)
+    assert caught.group_contains(ConnectionBroken, match="'test': a disk hiccup")
+    assert (database.row()["attempt"], database.row()["locked_until"]) == (1, None)
+
+
+async def test_superseded_rows_are_forgotten(tmp_path: Path) -> None:
+    """A lease that ended more than a lease ago is nobody's concern: what a link holds does not grow."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a", b"b")
+    async with open_link(database.broker().queue(database.table(), claim=Lease(0.1))) as link:
+        (first,) = await link.receive(1)
+        await trio.sleep(0.25)
+        (second,) = await link.receive(1)
+        assert second is not first
+        await link.extend([second])
+        assert first not in link._held  # type: ignore[attr-defined]
