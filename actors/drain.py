@@ -21,8 +21,8 @@ class Drain:
     def __init__(self, grace: float, goodbye: float) -> None:
         self.grace = seconds("grace", grace)
         self.goodbye = seconds("goodbye", goodbye, zero=False)
-        self.exit = self.goodbye / 2
-        """For the way out of a link, and again of a connection: together one goodbye."""
+        self.exit = self.goodbye / 3
+        """For a call under way, for the way out of its link, and for that of the connection: together one goodbye."""
         self.requested = trio.Event()
         self.grace_over = trio.Event()
 

@@ -24,6 +24,7 @@ import trio
 from links.abc import Link, Order, Received, Verdict
 from links.errors import CallBroken, ConnectionBroken, NotApplied, SettlementUnknown
 from links.sql.deliveries import Reader
+from links.sql.rounds import Rounds
 from links.sql.sqlite_jobs import Claim, Extend, Job, LetGo, Said, Settle
 from links.sql.sqlite_lease import BadText, LeaseForm
 from links.sql.sqlite_writer import PATIENCE, Writer
@@ -34,14 +35,11 @@ __all__ = ["SqliteLink"]
 
 R = TypeVar("R")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("trio_settlement")
 
 Tell: TypeAlias = Callable[[str, str | None], None]
 """Wake the queue of this table, and of this group where it is not None."""
 
-
-_LANDING = 0.5
-"""Seconds of a wait, at most a quarter of it, that are kept for the try under way: so it can say what became of it."""
 
 _HOP = 0.01
 """Seconds: a goodbye of less is one of this, else a verb that is under way could never say what became of it."""
@@ -69,7 +67,6 @@ class SqliteLink(Link[R]):
         self._reader: Reader[R] = Reader(form, source)
         self._over = over
         self._subscription, self._goodbye = subscription, max(goodbye, _HOP)
-        self._landing = min(_LANDING, goodbye / 4)
         self._held: dict[Received[R], None] = {}
         self._ahead: deque[Received[R]] = deque()
         self._settling: set[Received[R]] = set()
@@ -191,14 +188,14 @@ class SqliteLink(Link[R]):
         """
         settling = [order.received for order in orders]
         said = [Said(order.received, verb) for order in orders if (verb := order.plan.verb) is not None]
-        started = trio.current_time()
         patience = self._patience(settling)
+        rounds = Rounds(self._goodbye, patience)
         self._settling.update(settling)
         try:
             while not self._extending.isdisjoint(settling):
-                if not await self._waited(self._extended, started + patience):
+                if not await rounds.until(self._extended):
                     self._let_go_late(settling)
-                    why = f"an extension was still under way after {trio.current_time() - started:.1f} s"
+                    why = f"an extension was still under way after {rounds.waited:.1f} s"
                     return [NotApplied(f"settlement of {self._subscription!r}: {why}") for _ in said]
             claim = None
             if self._full and not self._stopped:
@@ -207,15 +204,15 @@ class SqliteLink(Link[R]):
             job = Settle(self._form, said, claim, patience)
             self._enter(job, partial(self._settled, job))
             self._writer.submit(job)
-            if not await self._waited(job.done, started + patience):
+            if not await rounds.until(job.done):
                 job.deadline = trio.current_time()  # the try that is under way is the last
                 self._writer.withdraw(job)
-                with trio.move_on_after(self._landing, shield=True):
+                with trio.move_on_after(rounds.landing, shield=True):
                     await job.done.wait()
         finally:
             self._settling.difference_update(settling)
         if not job.done.is_set():
-            why = f"the database has not answered within {trio.current_time() - started:.1f} s"
+            why = f"the database has not answered within {rounds.waited:.1f} s"
             return [SettlementUnknown(f"settlement of {self._subscription!r}: {why}") for _ in said]
         if isinstance(job.error, ConnectionBroken):
             job.check(f"settlement of {self._subscription!r}")
@@ -225,21 +222,6 @@ class SqliteLink(Link[R]):
         """How long a locked file is waited for: while the shortest lease lasts, but a goodbye in any case."""
         ends = min((each.expires for each in settling if each.expires is not None), default=math.inf)
         return max(self._goodbye, min(PATIENCE, ends - trio.current_time() - _SPARE))
-
-    async def _waited(self, event: trio.Event, deadline: float) -> bool:
-        """Wait for the event, in rounds of a goodbye, each shielded; False: cancelled, or the deadline has passed.
-
-        It ends early by the time that a landing takes.
-        """
-        while not event.is_set():
-            now = trio.current_time()
-            if now >= deadline - self._landing:
-                return False
-            with trio.move_on_at(min(now + self._goodbye, deadline) - self._landing, shield=True):
-                await event.wait()
-            if trio.current_effective_deadline() == -math.inf:
-                break
-        return event.is_set()
 
     def _let_go_late(self, settling: Iterable[Received[R]]) -> None:
         """As every row whose verb was not said; those that are being extended when their token is known again."""

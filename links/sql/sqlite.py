@@ -13,7 +13,7 @@ import os
 import sqlite3
 import stat
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -56,25 +56,26 @@ class Connection:
         assert self._connection is not None, "opened before it is used"  # noqa: S101 -- an invariant of ours
         return self._connection
 
-    @contextlib.contextmanager
-    def _use(self) -> Generator[None, None, None]:
+    def _enter(self) -> None:
         with self._lock:
             if self._closed:
                 raise Fatal("the connection was closed")
             self._used = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._used = False
-                closed = self._closed
-            if closed:
-                self._shut()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._used = False
+            closed = self._closed
+        if closed:
+            self._shut()
 
     def open(self) -> None:
         """Open the file, which must exist. Raises `LinkRefused`; `Busy` where another connection holds it."""
-        with self._use():
+        self._enter()
+        try:
             self._connect()
+        finally:
+            self._leave()
 
     def _connect(self) -> None:
         try:
@@ -105,6 +106,9 @@ class Connection:
                     raise LinkRefused(f"{self._name}: the file cannot be put into WAL mode, it stays in {mode}")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute("BEGIN IMMEDIATE")
+            # on a file that cannot be written BEGIN IMMEDIATE is a read transaction, silently: only a write tells
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            connection.execute(f"PRAGMA user_version = {version}")
             connection.execute("ROLLBACK")
         except sqlite3.Error as error:
             connection.close()
@@ -132,8 +136,11 @@ class Connection:
         Raises `Busy` (nothing was changed, call again) and `Fatal` (a job that was not done may have been). Anything
         else that a job raises is that job's failure, with nothing of it written.
         """
-        with self._use():
+        self._enter()
+        try:
             self._transact(jobs)
+        finally:
+            self._leave()
 
     def _transact(self, jobs: Sequence[Job]) -> None:
         try:

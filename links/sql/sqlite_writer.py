@@ -93,9 +93,10 @@ class Writer:
         """
         self._token = trio.lowlevel.current_trio_token()
         started = trio.current_time()
+        limiter = trio.CapacityLimiter(1)  # a thread that hangs shall not take one of everybody's
         while True:
             try:
-                await trio.to_thread.run_sync(self._connection.open, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(self._connection.open, abandon_on_cancel=True, limiter=limiter)
             except Busy:
                 if trio.current_time() >= started + PATIENCE:
                     raise ConnectionBroken(self._held(started)) from None

@@ -59,7 +59,7 @@ class Table(Generic[R]):
     retry_after: str | None
     """Not visible before this time; NULL means due. Recommended: NOT NULL DEFAULT now."""
     attempt: str | None
-    """Deliveries so far; a fresh row holds 1 (the column's default), and NULL counts as 1."""
+    """Deliveries so far, INTEGER; a fresh row holds 1 (the column's default), and NULL counts as 1."""
     processed_at: str | None
     """Set when the row was finished; without it, finishing deletes the row."""
     locked_until: str | None

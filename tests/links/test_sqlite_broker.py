@@ -3,7 +3,7 @@
 import os
 import re
 import sqlite3
-import stat
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,24 @@ async def test_a_file_that_is_no_database_is_left_as_it_is(content: bytes, tmp_p
     assert path.read_bytes() == content
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-async def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    database = Database(tmp_path / "q.db").create()
-    database.path.chmod(stat.S_IRUSR)
-    assert "right to write" in await refused(database.broker())
+@pytest.mark.parametrize("wal", [False, True])
+async def test_a_file_that_cannot_be_written_is_refused(wal: bool) -> None:
+    """Refused when it is opened, not found out with the first claim; also by root, who becomes somebody else here."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        database = Database(folder / "q.db").create()
+        if wal:
+            database.run("PRAGMA journal_mode = WAL")
+        user = os.geteuid()
+        try:
+            database.path.chmod(0o444)
+            folder.chmod(0o555)
+            if user == 0:
+                os.seteuid(65534)  # nobody
+            assert "the right to" in await refused(database.broker())
+        finally:
+            os.seteuid(user)
+            folder.chmod(0o755)
 
 
 async def test_a_relative_path_is_found_from_where_the_broker_is_opened(

@@ -1,4 +1,4 @@
-"""How long things on a real SQLite file may take: a locked file, small goodbyes, a hanging thread, half a broken life."""
+"""How long things on a real SQLite file may take: a locked file, small goodbyes, a thread that hangs, half a life."""
 
 import re
 import threading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from random import Random
 from typing import Any
@@ -204,9 +204,7 @@ class World:
             on_undecodable=Drop() if scenario.dead == "none" else DeadLetter(),
             limited=scenario.within is not None,
         )
-        consumer = self.story.consumer(
-            name, queue, concurrency=scenario.concurrency, size=scenario.size, rules=rules
-        )
+        consumer = self.story.consumer(name, queue, concurrency=scenario.concurrency, size=scenario.size, rules=rules)
         options: dict[str, Any] = {
             "name": name,
             "policy": self.policy(),
@@ -277,10 +275,8 @@ class World:
         pause = dice.choice(pauses[scenario.temper])
         act = dice.random() if scenario.temper == "wild" else dice.random() * 0.8
         if act > 0.97 or scenario.temper == "stubborn":
-            try:
+            with suppress(trio.Cancelled):  # the handler that swallows
                 await trio.sleep(pause if scenario.temper == "stubborn" and pause is not None else longest)
-            except trio.Cancelled:  # noqa: ASYNC103 -- the handler that swallows
-                pass
         elif act > 0.94:
             try:
                 await trio.sleep(longest)

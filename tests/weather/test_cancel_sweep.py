@@ -123,7 +123,7 @@ CASES = {
     "stubborn_over_grace": Case(stubborn, until=0.5, grace=0.2, weather=slow),
     "stubborn_failing_over_grace": Case(stubborn, policy=CAP, until=0.5, grace=0.2, weather=slow, concurrency=4),
     "stubborn_batch_over_grace": Case(stubborn, size=3, until=0.5, grace=0.2),
-    "stubborn_without_lease": Case(stubborn, lease=1.0, weather=unextended),
+    "stubborn_without_lease": Case(stubborn, lease=1.0, until=1.2, grace=0.2, weather=unextended),
     "drain": Case(returning(Ack(), pause=1.0), until=0.5, weather=slow),
     "drain_over_grace": Case(returning(Ack(), pause=9.0), until=0.5, grace=1.0, lease=6.0, weather=slow),
     "drain_with_copies": Case(returning(RetryAfter(100.0)), delays=Copies(), until=0.5, grace=1.0, weather=slow),
