@@ -113,7 +113,7 @@ class SqliteLink(Link[R]):
             received = self._ahead.popleft()
             (fresh if received.expires is not None and received.expires > worth else stale).append(received)
         self._held.update(dict.fromkeys(fresh))
-        self._let_go(restored=stale)
+        self._let_go(stale)
         return fresh
 
     async def _claim(self, room: int) -> list[Received[R]]:
@@ -124,7 +124,7 @@ class SqliteLink(Link[R]):
             await self._writer.carry_out(job)
         except trio.Cancelled:
             job.orphan = True
-            back = self._let_go(restored=self._received(job))
+            back = self._let_go(self._received(job))
             with trio.move_on_after(self._goodbye, shield=True):
                 await job.done.wait()
                 for each in [back] if back else [*self._returning]:
@@ -132,7 +132,7 @@ class SqliteLink(Link[R]):
             raise
         claimed = self._received(job)
         if self._stopped:
-            self._let_go(restored=claimed)
+            self._let_go(claimed)
             return []
         job.check(f"claim of {self._subscription!r}")
         self._held.update(dict.fromkeys(claimed))
@@ -143,7 +143,7 @@ class SqliteLink(Link[R]):
         if self._full or job.error is not None:
             self._wakes.wake()
         if job.orphan:
-            self._let_go(restored=self._received(job))
+            self._let_go(self._received(job))
 
     def _received(self, job: Claim) -> list[Received[R]]:
         """The rows of a claim; they are taken once."""
@@ -164,7 +164,7 @@ class SqliteLink(Link[R]):
                 self._writer.withdraw(job)
             elif isinstance(job, Settle) and job.sent == 0:
                 job.claim = None
-        self._let_go(restored=[*self._ahead])
+        self._let_go([*self._ahead])
         self._ahead.clear()
 
     async def until_broken(self) -> NoReturn:
@@ -254,7 +254,7 @@ class SqliteLink(Link[R]):
             return
         self._claimed(claim)
         if self._stopped:
-            self._let_go(restored=self._received(claim))
+            self._let_go(self._received(claim))
         else:
             self._ahead.extend(self._received(claim))
 
@@ -276,7 +276,7 @@ class SqliteLink(Link[R]):
         for received in failed:
             if not locked:
                 self._wakes.wake_at(self._paused.pause(received.token[0]))
-        self._let_go(counted=[received for received in failed if not isinstance(received.token[0], BadText)])
+        self._let_go([received for received in failed if not isinstance(received.token[0], BadText)])
 
     # --- extend, let go ------------------------------------------------------------------------------------------
 
@@ -340,22 +340,22 @@ class SqliteLink(Link[R]):
             await self._extended.wait()
         mine = [each for each in unsettled if each in self._held and each not in self._settling]
         if mine:
-            job = self._letting_go(*_by_start(mine))
+            job = self._letting_go(mine)
             await self._writer.carry_out(job)
             job.check(f"giving back of {self._subscription!r}")
 
-    def _letting_go(self, counted: Iterable[Received[R]], restored: Iterable[Received[R]]) -> LetGo:
-        job = LetGo(self._form, [*counted], [*restored], PATIENCE)
+    def _letting_go(self, held: Sequence[Received[R]]) -> LetGo:
+        job = LetGo(self._form, held, PATIENCE)
         self._enter(job, partial(self._gone, job))
         return job
 
-    def _let_go(self, counted: Sequence[Received[R]] = (), restored: Sequence[Received[R]] = ()) -> LetGo | None:
+    def _let_go(self, held: Sequence[Received[R]]) -> LetGo | None:
         """Let leases go with the next hop; nobody waits for it."""
-        if not counted and not restored:
+        if not held:
             return None
-        job = self._letting_go(counted, restored)
+        job = self._letting_go(held)
         self._returning.add(job)
-        self._held.update(dict.fromkeys([*counted, *restored]))
+        self._held.update(dict.fromkeys(held))
         self._writer.submit(job)
         return job
 
@@ -363,7 +363,7 @@ class SqliteLink(Link[R]):
         self._returning.discard(job)
         if job.error is not None:
             return
-        for received in (*job.counted, *job.restored):
+        for received in job.held:
             self._held.pop(received, None)
         if not self._stopped:
             self._wakes.wake()
@@ -378,7 +378,7 @@ class SqliteLink(Link[R]):
             while self._open:
                 await next(iter(self._open)).done.wait()
             if self._held:
-                job = self._letting_go(*_by_start(self._held))
+                job = self._letting_go([*self._held])
                 self._writer.submit(job)
                 await job.done.wait()
         if self._held:
@@ -397,12 +397,3 @@ class SqliteLink(Link[R]):
             then()
 
         job.then = left
-
-
-def _by_start(held: Iterable[Received[R]]) -> tuple[list[Received[R]], list[Received[R]]]:
-    """Those whose handler was called, whose attempt stays counted, and the others."""
-    started: list[Received[R]] = []
-    others: list[Received[R]] = []
-    for received in held:
-        (started if received.started else others).append(received)
-    return started, others

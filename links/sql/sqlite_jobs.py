@@ -240,18 +240,14 @@ class Extend(Job):
 
 
 class LetGo(Job):
-    """Let leases go: those of `counted` with the attempt counted, those of `restored` as if they were never claimed."""
+    """Let leases go; the attempt stays counted where a handler was called, else it is as before the claim."""
 
-    def __init__(
-        self, form: LeaseForm, counted: Sequence[Received[Any]], restored: Sequence[Received[Any]], patience: float
-    ) -> None:
+    def __init__(self, form: LeaseForm, held: Sequence[Received[Any]], patience: float) -> None:
         super().__init__(patience)
         self._form = form
-        self.counted, self.restored = counted, restored
+        self.held = held
 
     def work(self, connection: sqlite3.Connection, now: int) -> None:  # noqa: ARG002 -- no time is written
         """Let each go."""
-        for received in self.counted:
-            self._form.let_go(connection, received.token, counted=True)
-        for received in self.restored:
-            self._form.let_go(connection, received.token, counted=False)
+        for received in self.held:
+            self._form.let_go(connection, received.token, counted=received.started)

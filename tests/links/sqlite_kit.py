@@ -157,10 +157,14 @@ async def open_link(queue: SqlQueue[Any]) -> AsyncGenerator[Link[Any], None]:
 
 
 def order(queue: SqlQueue[Any], received: Received[Any], outcome: Ending, policy: Policy | None = None) -> Order:
+    """As the runtime orders: a handler was called."""
+    received.started = True
     return Order(received, queue.decide(outcome, received.delivery, policy or Policy()))
 
 
 def say(received: Received[Any], verb: Verb) -> Order:
+    """As the runtime orders: a handler was called."""
+    received.started = True
     return Order(received, Plan(Line.ACKED, verb))
 
 
