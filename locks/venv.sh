@@ -25,6 +25,42 @@ PYTHON
     ) || exit 2
 }
 
+# venv_extra NAME EXTRA adds locks/EXTRA.txt to .venv/NAME, where that can be built; else it says why in one line, and is
+# false. A compiler that is missing is installed, as root on Debian.
+
+venv_extra() {
+    local name=$1 extra=$2 root venv lock stamp
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+    venv=$root/.venv/$name
+    lock=$root/locks/$extra.txt
+    stamp="$(cat "$venv/stamp") $(sha256sum <"$lock")"
+    [ "$(cat "$venv/stamp.$extra" 2>/dev/null)" = "$stamp" ] && return
+    if ! venv_compiler; then
+        echo "locks/$extra.txt needs a C compiler and Python's headers; on Debian and Ubuntu: apt-get install gcc python3-dev" >&2
+        return 1
+    fi
+    echo "adding $extra to .venv/$name (once) ..." >&2
+    if ! venv_three_times "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input \
+        --require-hashes --requirement "$lock"; then
+        echo "could not install locks/$extra.txt" >&2
+        return 1
+    fi
+    echo "$stamp" >"$venv/stamp.$extra"
+}
+
+venv_compiler() {
+    venv_can_compile && return
+    if [ "$(id -u)" = 0 ] && [ -f /etc/debian_version ] && command -v apt-get >/dev/null; then
+        venv_three_times venv_apt gcc libc6-dev python3-dev || true
+    fi
+    venv_can_compile
+}
+
+venv_can_compile() {
+    command -v cc >/dev/null &&
+        python3 -I -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null
+}
+
 # These three see make_venv's variables.
 
 venv_is_current() {
@@ -44,14 +80,14 @@ venv_build() {
 
 venv_install_module() { # Debian keeps the module venv in a package of its own
     if [ "$(id -u)" = 0 ] && [ -f /etc/debian_version ] && command -v apt-get >/dev/null; then
-        venv_three_times venv_apt || true
+        venv_three_times venv_apt python3-venv || true
         python3 -I -c 'import ensurepip, venv' 2>/dev/null && return
     fi
     venv_fail "this python3 has no venv; on Debian and Ubuntu: apt-get install python3-venv"
 }
 
 venv_apt() {
-    apt-get -qq update >&2 && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install python3-venv </dev/null >&2
+    apt-get -qq update >&2 && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install "$@" </dev/null >&2
 }
 
 venv_three_times() {

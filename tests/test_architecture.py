@@ -17,7 +17,7 @@ ROOMS: dict[str, set[str]] = {
     "links.errors": {"attrs", "settlement"},
     "links.memory": SHARED,
     "links.sql": SHARED | {"psycopg", "pymysql"},
-    "links.amqp": SHARED | {"proton"},
+    "links.amqp": SHARED | {"cproton", "proton"},
     "links.pubsub": SHARED | {"asyncio", "trio_asyncio", "grpc", "google"},
     "links.testing": SHARED | {"actors", "pytest"},
     "links": set(),  # links/__init__.py itself: importing one transport must not bring in another

@@ -1,0 +1,130 @@
+"""An engine that accepts a connection: the SASL layer before it, and the answers to echo, which proton does not give.
+
+An answer to an echo is a flow, and a flow tells the state of its session, which proton does not tell. So this engine
+reads the frames that pass in both directions: which channel and handle is whose, and how many transfers there were.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from links.amqp.engine import Engine
+from links.amqp.events import Condition, CreditGranted, SessionOpened
+from links.amqp.handles import LinkHandle, SessionHandle
+from links.amqp.sasl import SaslServer
+from links.amqp.settings import Settings
+from links.amqp.values import scalar, text
+from links.amqp.wire import ATTACH, BEGIN, FLOW, TRANSFER, Frame, Frames, fields_of, flow_frame, wants_echo
+
+__all__ = ["AcceptingEngine"]
+
+_WINDOW = 2**31 - 1
+
+
+@attrs.define(eq=False)
+class _Channel:
+    """One session, as it is on the wire."""
+
+    session: SessionHandle
+    incoming: int
+    """The number of the next transfer that comes."""
+    number: int | None = None
+    """Our channel."""
+    outgoing: int = 0
+
+
+class AcceptingEngine(Engine):
+    """The accepting end of a connection."""
+
+    def __init__(self, settings: Settings, sasl: SaslServer) -> None:
+        super().__init__(settings, accepting=True)
+        self.sasl = sasl
+        self._frames_in = Frames()
+        self._frames_out = Frames()
+        self._theirs: dict[int, _Channel] = {}
+        self._ours: dict[int, _Channel] = {}
+        self._handles: dict[LinkHandle, bytes] = {}
+        self._asked: list[LinkHandle] = []
+
+    def receive_bytes(self, data: bytes | bytearray) -> None:
+        """Take bytes from the peer."""
+        self.mark_heard()
+        data = bytes(data)
+        if not self.sasl.done:
+            data = self.sasl.receive(data)
+            if self.sasl.refused:
+                self.fail(Condition("amqp:unauthorized-access", "who are you?"))
+        if not data:
+            return
+        kept, given = len(self._frames_in.kept), 0
+        for frame in self._frames_in.feed(data):
+            code = frame.code
+            if code == TRANSFER:
+                if (channel := self._theirs.get(frame.channel)) is not None:
+                    channel.incoming += 1
+            elif code == BEGIN or (code == FLOW and wants_echo(frame)):
+                super().receive_bytes(data[given : frame.end - kept])
+                given = frame.end - kept
+                self._note(frame)
+        super().receive_bytes(data[given:])
+
+    def _note(self, frame: Frame) -> None:
+        """What the engine has just made of this frame."""
+        for event in reversed(self.heard):
+            match event:
+                case SessionOpened(session) if frame.code == BEGIN:
+                    self._theirs[frame.channel] = _Channel(session, _int(fields_of(frame)[1]))
+                    return
+                case CreditGranted(link) if frame.code == FLOW:
+                    self._asked.append(link)
+                    return
+                case _:
+                    pass
+
+    def data_to_send(self) -> bytes:
+        """What is to be written now."""
+        before = self.sasl.data_to_send()
+        if not self.sasl.done:
+            return before
+        data = super().data_to_send()
+        for frame in self._frames_out.feed(data):
+            if frame.code == TRANSFER:
+                self._ours[frame.channel].outgoing += 1
+            elif frame.code == BEGIN:
+                self._began(frame)
+            elif frame.code == ATTACH:
+                self._attached(frame)
+        asked, self._asked = self._asked, []
+        return b"".join([before, data, *(self._answer(link) for link in dict.fromkeys(asked))])
+
+    def _began(self, frame: Frame) -> None:
+        remote, outgoing = fields_of(frame)[:2]
+        channel = self._ours[frame.channel] = self._theirs[_int(remote)]
+        channel.number, channel.outgoing = frame.channel, _int(outgoing)
+
+    def _attached(self, frame: Frame) -> None:
+        name, handle, is_receiver = fields_of(frame)[:3]
+        for link in self._ours[frame.channel].session.links:
+            if link.name.encode() == text(name, 0) and link.is_sender != scalar(is_receiver, 0):
+                self._handles[link] = handle
+
+    def _answer(self, link: LinkHandle) -> bytes:
+        channel = next((each for each in self._ours.values() if each.session is link.session), None)
+        handle = self._handles.get(link)
+        if not link.alive or handle is None or channel is None or channel.number is None:
+            return b""
+        queued = self.queued(link)
+        return flow_frame(
+            channel.number,
+            handle,
+            incoming=channel.incoming,
+            outgoing=channel.outgoing,
+            window=_WINDOW,
+            delivery_count=link.passed - queued,
+            credit=self.credit(link) + queued,
+        )
+
+
+def _int(field: bytes) -> int:
+    value = scalar(field, 0)
+    return value if isinstance(value, int) else 0

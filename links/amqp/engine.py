@@ -1,0 +1,398 @@
+"""An AMQP 1.0 connection without IO: bytes and orders in, events and bytes out. No clock, no task, no socket.
+
+It drives python-qpid-proton's engine through the C binding, and knows what that engine must not be asked:
+
+* credit is given after the remote attach alone (RabbitMQ 4.0.5 sends too much otherwise, then ends the session);
+* a disposition is updated and settled in one step (RabbitMQ 4.3.6 ends the session on one that is not settled);
+* every value is copied out of proton's memory; a partial delivery is read as it comes;
+* a handle is dead after the end of its link, session or connection: its pointer is never used again;
+* a link is freed after its detach was written and when nothing of it is unsettled, else with its session: proton
+  settles what it frees, and that would be said on the wire;
+* proton does nothing about silence before the first byte: `tick` does.
+
+Not thread-safe; whoever owns it calls it from one task at a time. Each order may produce bytes and events: take both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+from links.amqp.binding import (
+    Pointer,
+    ffi,
+    lib,
+    put_condition,
+    put_map,
+    put_symbols,
+)
+from links.amqp.echo import Echoes
+from links.amqp.events import (
+    ACCEPTED,
+    Closed,
+    Condition,
+    Disposition,
+    Event,
+    Failed,
+    State,
+    Terminus,
+)
+from links.amqp.handles import Arrival, LinkHandle, SessionHandle
+from links.amqp.listener import Listener
+from links.amqp.settings import Settings
+from links.errors import LinkRefused
+
+__all__ = ["Engine"]
+
+_MODIFIED = int(State.MODIFIED)
+_REJECTED = int(State.REJECTED)
+_SETTLED, _UNSETTLED, _MIXED = lib.PN_SND_SETTLED, lib.PN_SND_UNSETTLED, lib.PN_SND_MIXED
+
+
+class Engine:
+    """One connection, one end of it."""
+
+    def __init__(self, settings: Settings, *, accepting: bool = False) -> None:
+        self.settings = settings
+        self.accepting = accepting
+        self.frames_received = 0
+        """The weakest proof that something was seen over there: a frame that came after it was written."""
+        self.output_done = False
+        """Nothing more will be sent."""
+        self._names = 0
+        self._numbers = 0
+        self._echoes = Echoes(self._pull)
+        self._grants: dict[LinkHandle, int] = {}
+        """Credit that is not with proton yet, which writes flows before dispositions: the peer would send one too many,
+        and another one than what was given back to it."""
+        self._heard = False
+        self._heard_at: float | None = None
+        self._listener = Listener(accepting=accepting, max_message=settings.max_message)
+        self._transport = self._listener.transport
+        self._connection = self._listener.connection
+        self._configure()
+
+    @property
+    def ended(self) -> Closed | Failed | None:
+        """Why the connection is over; None: it is not."""
+        return self._listener.ended
+
+    def _configure(self) -> None:
+        settings, transport, connection = self.settings, self._transport, self._connection
+        if self.accepting:
+            lib.pn_transport_set_server(transport)
+        lib.pn_transport_set_max_frame(transport, settings.max_frame)
+        lib.pn_transport_set_idle_timeout(transport, int(settings.idle_timeout * 1000))
+        if settings.login is not None:
+            # before the bind, which copies the user; proton takes our TLS for clear text, so PLAIN must be allowed
+            sasl = lib.pn_sasl(transport)
+            lib.pn_sasl_allowed_mechs(sasl, settings.login.mechanism.encode())
+            lib.pn_sasl_set_allow_insecure_mechs(sasl, True)
+            if settings.login.mechanism == "PLAIN":
+                lib.pn_connection_set_user(connection, settings.login.user.encode())
+                lib.pn_connection_set_password(connection, settings.login.password.encode())
+        lib.pn_connection_set_container(connection, settings.container.encode())
+        if settings.hostname is not None:
+            lib.pn_connection_set_hostname(connection, settings.hostname.encode())
+        put_map(lib.pn_connection_properties(connection), settings.properties)
+        if self.accepting:
+            put_symbols(lib.pn_connection_offered_capabilities(connection), settings.capabilities)
+        else:
+            put_symbols(lib.pn_connection_desired_capabilities(connection), settings.capabilities)
+        lib.pn_transport_bind(transport, connection)
+
+    # --- bytes and time
+
+    def receive_bytes(self, data: bytes | bytearray) -> None:
+        """Take bytes from the peer."""
+        if not data:
+            return
+        self.mark_heard()
+        held = ffi.from_buffer("char[]", data)
+        at, size, transport = 0, len(data), self._transport
+        while at < size:
+            room = lib.pn_transport_capacity(transport)
+            if room <= 0:
+                break
+            count = lib.pn_transport_push(transport, held + at, min(room, size - at))
+            if count <= 0:
+                break
+            at += count
+        self.frames_received = lib.pn_transport_get_frames_input(transport)
+        self._listener.listen()
+        if lib.pn_transport_capacity(transport) < 0:
+            self._input_is_over()
+
+    def mark_heard(self) -> None:
+        """The peer is not mute."""
+        self._heard = self._listener.spoken = True
+
+    def receive_eof(self) -> None:
+        """Nothing more comes from the peer."""
+        lib.pn_transport_close_tail(self._transport)
+        self._listener.listen()
+        self._input_is_over()
+
+    def _input_is_over(self) -> None:
+        """Proton says why by an event, but for some frames that it cannot decode."""
+        if self.ended is None:
+            self._listener.fail(Condition("amqp:decode-error", "the peer has sent what is no AMQP"))
+
+    def data_to_send(self) -> bytes:
+        """What is to be written now: whole frames."""
+        data = self._pull()
+        if self._grants:
+            self._flow()
+            data += self._pull()
+        if self._echoes:
+            data += self._echoes.data_to_send()
+        self._listener.free()
+        return data
+
+    def _pull(self) -> bytes:
+        transport, chunks = self._transport, list[bytes]()
+        while (size := lib.pn_transport_pending(transport)) > 0:
+            buffer = self._listener.buffer(size)
+            count = lib.pn_transport_peek(transport, buffer, size)
+            chunks.append(ffi.buffer(buffer, count)[:])
+            lib.pn_transport_pop(transport, count)
+        if size < 0:
+            self.output_done = True
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def tick(self, now: float) -> float | None:
+        """Tell the time, in seconds on a clock that never goes back; returns when to tell it again, at the latest."""
+        deadline = None
+        milliseconds = lib.pn_transport_tick(self._transport, int(now * 1000) + 1)
+        if milliseconds > 0:
+            deadline = milliseconds / 1000
+        if self.ended is None and self.settings.idle_timeout > 0:
+            if self._heard or self._heard_at is None:
+                self._heard, self._heard_at = False, now
+            silent = self._heard_at + self.settings.idle_timeout * 1.5
+            if now >= silent:
+                said = f"nothing was heard for {now - self._heard_at:g} s"
+                self._listener.fail(Condition("amqp:resource-limit-exceeded", said))
+            deadline = silent if deadline is None else min(deadline, silent)
+        self._listener.listen()
+        return deadline
+
+    def events(self) -> list[Event]:
+        """What has happened since the last call."""
+        return self._listener.take()
+
+    @property
+    def heard(self) -> list[Event]:
+        """What `events` will return."""
+        return self._listener.heard
+
+    def fail(self, condition: Condition) -> None:
+        """Give up: `Failed` comes."""
+        self._listener.fail(condition)
+
+    # --- the connection and its sessions
+
+    def open(self) -> None:
+        """Open the connection."""
+        lib.pn_connection_open(self._connection)
+
+    def close(self, condition: Condition | None = None) -> None:
+        """Close the connection."""
+        put_condition(lib.pn_connection_condition(self._connection), condition)
+        lib.pn_connection_close(self._connection)
+
+    def begin(self) -> SessionHandle:
+        """Begin a session. Raises `LinkRefused` where the peer allows no more of them."""
+        allowed = self._listener.sessions_allowed
+        if allowed is not None and len(self._listener.sessions) >= allowed:
+            # proton would say nothing but a line on stderr, and the session would never open
+            raise LinkRefused(f"the peer allows {allowed} sessions on a connection, and all are in use")
+        session = self._listener.add_session(lib.pn_session(self._connection))
+        lib.pn_session_open(session.pointer)
+        return session
+
+    def end(self, session: SessionHandle, condition: Condition | None = None) -> None:
+        """End a session, and with it its links."""
+        if session.alive and not session.ended:
+            session.ended = True
+            put_condition(lib.pn_session_condition(session.pointer), condition)
+            lib.pn_session_close(session.pointer)
+
+    # --- links
+
+    def attach_receiver(
+        self,
+        session: SessionHandle,
+        source: Terminus,
+        *,
+        target: str | None = None,
+        name: str | None = None,
+        properties: Mapping[str, object] | None = None,
+        presettled: bool = False,
+    ) -> LinkHandle | None:
+        """Attach a receiver; None on a dead session. Credit is granted after `LinkAttached`."""
+        ends = source, Terminus(target)
+        return self._attach(session, ends, name, properties, is_sender=False, presettled=presettled)
+
+    def attach_sender(
+        self,
+        session: SessionHandle,
+        target: Terminus,
+        *,
+        source: str | None = None,
+        name: str | None = None,
+        properties: Mapping[str, object] | None = None,
+        presettled: bool = False,
+    ) -> LinkHandle | None:
+        """Attach a sender; None on a dead session. Send after `CreditGranted`."""
+        ends = Terminus(source), target
+        return self._attach(session, ends, name, properties, is_sender=True, presettled=presettled)
+
+    def _attach(
+        self,
+        session: SessionHandle,
+        ends: tuple[Terminus, Terminus],
+        name: str | None,
+        properties: Mapping[str, object] | None,
+        *,
+        is_sender: bool,
+        presettled: bool,
+    ) -> LinkHandle | None:
+        if not session.alive or session.ended:
+            return None
+        self._names += 1
+        name = name or f"{self.settings.container}-{'sender' if is_sender else 'receiver'}-{self._names}"
+        make = lib.pn_sender if is_sender else lib.pn_receiver
+        pointer = make(session.pointer, name.encode())
+        link = self._listener.add_link(pointer, session, name, is_sender=is_sender, presettled=presettled)
+        _put_terminus(lib.pn_link_source(pointer), ends[0])
+        _put_terminus(lib.pn_link_target(pointer), ends[1])
+        put_map(lib.pn_link_properties(pointer), properties or {})
+        if presettled or is_sender:
+            lib.pn_link_set_snd_settle_mode(pointer, _SETTLED if presettled else _UNSETTLED)
+        if not is_sender and self.settings.max_message is not None:
+            lib.pn_link_set_max_message_size(pointer, self.settings.max_message)
+        lib.pn_link_open(pointer)
+        return link
+
+    def accept(self, link: LinkHandle, source: Terminus | None, target: Terminus | None) -> None:
+        """Answer `LinkRequested` by an attach with these ends."""
+        if link.alive:
+            pointer = link.pointer
+            for terminus, value in (
+                (lib.pn_link_source(pointer), source),
+                (lib.pn_link_target(pointer), target),
+            ):
+                if value is not None:
+                    _put_terminus(terminus, value)
+            lib.pn_link_set_snd_settle_mode(pointer, lib.pn_link_remote_snd_settle_mode(pointer))
+            if not link.is_sender and self.settings.max_message is not None:
+                lib.pn_link_set_max_message_size(pointer, self.settings.max_message)
+            link.attached = True
+            lib.pn_link_open(pointer)
+
+    def refuse(self, link: LinkHandle, condition: Condition) -> None:
+        """Answer `LinkRequested` by an attach without an end, and the reason."""
+        if link.alive:
+            for terminus in (lib.pn_link_source(link.pointer), lib.pn_link_target(link.pointer)):
+                lib.pn_terminus_set_type(terminus, lib.PN_UNSPECIFIED)
+            lib.pn_link_open(link.pointer)
+            self.detach(link, condition)
+
+    def detach(self, link: LinkHandle, condition: Condition | None = None) -> None:
+        """Detach a link and close it: what is unsettled goes back."""
+        self._listener.detach(link, condition)
+
+    # --- deliveries that come
+
+    def grant(self, link: LinkHandle, credit: int) -> bool:
+        """Give a receiver so much more credit; False: dead, or not attached yet."""
+        if not (link.alive and link.attached):
+            return False
+        link.draining = False
+        self._grants[link] = self._grants.get(link, 0) + credit
+        return True
+
+    def _flow(self) -> None:
+        for link, credit in self._grants.items():
+            if link.alive:
+                lib.pn_link_flow(link.pointer, credit)
+        self._grants.clear()
+
+    def drain(self, link: LinkHandle) -> bool:
+        """Ask for what is there and take the rest of the credit back; `Drained` comes."""
+        if not (link.alive and link.attached):
+            return False
+        self._flow()
+        link.draining = True
+        lib.pn_link_drain(link.pointer, 0)
+        return True
+
+    def settle(self, arrival: Arrival, disposition: Disposition = ACCEPTED) -> bool:
+        """Say what becomes of a delivery; False: it was said before, or the delivery is dead. Nothing is said then."""
+        pointer = arrival.pointer
+        if pointer is None or not arrival.link.alive:
+            return False
+        arrival.pointer = None
+        state = int(disposition.state)
+        if state == _MODIFIED:
+            local = lib.pn_delivery_local(pointer)
+            lib.pn_disposition_set_failed(local, disposition.failed)
+            lib.pn_disposition_set_undeliverable(local, disposition.undeliverable)
+            put_map(lib.pn_disposition_annotations(local), disposition.annotations or {})
+        elif state == _REJECTED:
+            put_condition(lib.pn_disposition_condition(lib.pn_delivery_local(pointer)), disposition.condition)
+        lib.pn_delivery_update(pointer, state)
+        lib.pn_delivery_settle(pointer)
+        return True
+
+    def echo(self, link: LinkHandle) -> int:
+        """Ask the peer to answer what has been ordered so far; `Proved` comes with this number, or a later one."""
+        return self._echoes.ask(link)
+
+    # --- messages that go
+
+    def send(self, link: LinkHandle, raw: bytes) -> int:
+        """Send an encoded message; its `OutcomeOf` has the number returned. 0: dead, nothing is sent.
+
+        One that is sent without credit waits in proton's memory.
+        """
+        if not link.alive:
+            return 0
+        self._numbers += 1
+        number = self._numbers
+        tag = struct.pack(">I", number & 0xFFFFFFFF)
+        delivery = lib.pn_delivery(link.pointer, (len(tag), ffi.from_buffer(tag)))
+        lib.pn_link_send(link.pointer, ffi.from_buffer(raw), len(raw))
+        lib.pn_link_advance(link.pointer)
+        link.passed += 1
+        if link.presettled:
+            lib.pn_delivery_settle(delivery)
+        else:
+            self._listener.sent[delivery] = link, number
+        return number
+
+    def credit(self, link: LinkHandle) -> int:
+        """How many messages may be sent; of a receiver: how many may still come."""
+        return int(lib.pn_link_credit(link.pointer)) + self._grants.get(link, 0) if link.alive else 0
+
+    def queued(self, link: LinkHandle) -> int:
+        """How many messages were sent and are not written: without credit, or beyond the session's window."""
+        return int(lib.pn_link_queued(link.pointer)) if link.alive else 0
+
+    def drained(self, link: LinkHandle) -> None:
+        """Answer a drain: the rest of the credit is given back."""
+        if link.alive:
+            link.passed += lib.pn_link_drained(link.pointer)
+
+    def unsettled(self, link: LinkHandle) -> int:
+        """How many deliveries of this link nobody has settled."""
+        return int(lib.pn_link_unsettled(link.pointer)) if link.alive else 0
+
+
+def _put_terminus(pointer: Pointer, terminus: Terminus) -> None:
+    if terminus.address is not None:
+        lib.pn_terminus_set_address(pointer, terminus.address.encode())
+    if terminus.dynamic:
+        lib.pn_terminus_set_dynamic(pointer, True)
+    put_symbols(lib.pn_terminus_capabilities(pointer), terminus.capabilities)

@@ -1,0 +1,375 @@
+"""The half of an engine that hears: proton's events become ours, and its deliveries bytes of ours.
+
+It keeps what pointer belongs to which handle. A pointer is forgotten when it is freed, and freed only when no event
+that names it can be left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from links.amqp.binding import Pointer, condition_of, ffi, lib, map_of, put_condition, symbols_of, text_of
+from links.amqp.events import (
+    Aborted,
+    Arrived,
+    Closed,
+    Condition,
+    CreditGranted,
+    Disposition,
+    Drained,
+    Event,
+    Failed,
+    LinkAttached,
+    LinkDetached,
+    LinkRequested,
+    Opened,
+    OutcomeOf,
+    Proved,
+    SessionEnded,
+    SessionOpened,
+    State,
+    Terminus,
+)
+from links.amqp.handles import Arrival, LinkHandle, SessionHandle
+
+__all__ = ["TOO_LONG", "Listener"]
+
+TOO_LONG = "amqp:link:message-size-exceeded"
+
+_DELIVERY = lib.PN_DELIVERY
+_LINK_FLOW = lib.PN_LINK_FLOW
+_CHUNK = 65536
+_STATES = frozenset(int(state) for state in State)
+_LOCAL_CLOSED = lib.PN_LOCAL_CLOSED
+_LOCAL_ACTIVE = lib.PN_LOCAL_ACTIVE
+
+
+class Listener:
+    """Hears one transport."""
+
+    def __init__(self, *, accepting: bool, max_message: int | None) -> None:
+        self.collector: Pointer = ffi.gc(lib.pn_collector(), lib.pn_collector_free)
+        self.connection: Pointer = ffi.gc(lib.pn_connection(), lib.pn_decref)
+        self.transport: Pointer = ffi.gc(lib.pn_transport(), lib.pn_decref)
+        lib.pn_connection_collect(self.connection, self.collector)
+        self.accepting = accepting
+        self.max_message = max_message
+        self.ended: Closed | Failed | None = None
+        self.sessions: dict[Pointer, SessionHandle] = {}
+        self.links: dict[Pointer, LinkHandle] = {}
+        self.sent: dict[Pointer, tuple[LinkHandle, int]] = {}
+        """Messages of ours that are unsettled, and their numbers."""
+        self.sessions_allowed: int | None = None
+        """By the peer; None: it has not said yet."""
+        self.heard: list[Event] = []
+        self.spoken = False
+        """The peer has said something, be it garbage."""
+        self._readable: dict[LinkHandle, None] = {}
+        self._gone_links: list[LinkHandle] = []
+        self._gone_sessions: list[SessionHandle] = []
+        self._buffer: Pointer = ffi.new("char[]", _CHUNK)
+        self._size = _CHUNK
+        self._answers: dict[int, Callable[[Pointer], None]] = {
+            lib.PN_CONNECTION_REMOTE_OPEN: self._opened,
+            lib.PN_CONNECTION_REMOTE_CLOSE: self._closed,
+            lib.PN_SESSION_REMOTE_OPEN: self._session_opened,
+            lib.PN_SESSION_REMOTE_CLOSE: self._session_ended,
+            lib.PN_LINK_REMOTE_OPEN: self._attached,
+            lib.PN_LINK_REMOTE_CLOSE: self._detached,
+            lib.PN_LINK_REMOTE_DETACH: self._detached,
+            lib.PN_LINK_FLOW: self._flowed,
+            lib.PN_TRANSPORT_ERROR: self._failed,
+        }
+
+    def buffer(self, size: int) -> Pointer:
+        """A piece of C memory of at least this size, for the next call alone."""
+        if size > self._size:
+            self._buffer, self._size = ffi.new("char[]", size), size
+        return self._buffer
+
+    def take(self) -> list[Event]:
+        """What was heard since the last call."""
+        heard, self.heard = self.heard, []
+        return heard
+
+    def add_session(self, pointer: Pointer) -> SessionHandle:
+        """Know a session."""
+        session = self.sessions[pointer] = SessionHandle(pointer)
+        return session
+
+    def add_link(
+        self, pointer: Pointer, session: SessionHandle, name: str, *, is_sender: bool, presettled: bool
+    ) -> LinkHandle:
+        """Know a link."""
+        link = LinkHandle(pointer, session, name, is_sender=is_sender, presettled=presettled)
+        self.links[pointer] = link
+        session.links.add(link)
+        return link
+
+    # --- hearing
+
+    def listen(self) -> None:
+        """Turn what proton has collected into events."""
+        collector = self.collector
+        peek, pop, type_of = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
+        links, answers, readable, delivery_of = self.links, self._answers, self._readable, lib.pn_event_delivery
+        while event := peek(collector):
+            kind = type_of(event)
+            if kind == _DELIVERY:
+                delivery = delivery_of(event)
+                link = links.get(lib.pn_delivery_link(delivery))
+                if link is not None and link.alive:
+                    if link.is_sender:
+                        self._updated(delivery)
+                    else:
+                        readable[link] = None
+            elif (answer := answers.get(kind)) is not None:
+                if readable:
+                    self._read_all()  # what came before is told before
+                answer(event)
+            pop(collector)
+        if readable:
+            self._read_all()
+
+    def fail(self, condition: Condition, *, refused: bool = False) -> None:
+        """The connection is over."""
+        self._end(Failed(condition, refused))
+
+    def _end(self, how: Closed | Failed) -> None:
+        if self.ended is None:
+            self.ended = how
+            self.heard.append(how)
+            for session in self.sessions.values():
+                _kill(session)
+            self.sent.clear()
+
+    # --- the connection
+
+    def _opened(self, _event: Pointer) -> None:
+        connection, transport = self.connection, self.transport
+        sessions = self.sessions_allowed = int(lib.pn_transport_remote_channel_max(transport)) + 1
+        self.heard.append(
+            Opened(
+                container=text_of(lib.pn_connection_remote_container(connection)) or "",
+                hostname=text_of(lib.pn_connection_remote_hostname(connection)),
+                properties=map_of(lib.pn_connection_remote_properties(connection)),
+                capabilities=symbols_of(lib.pn_connection_remote_offered_capabilities(connection)),
+                sessions=sessions,
+                max_frame=lib.pn_transport_get_remote_max_frame(transport),
+            )
+        )
+
+    def _closed(self, _event: Pointer) -> None:
+        lib.pn_connection_close(self.connection)
+        self._end(Closed(condition_of(lib.pn_connection_remote_condition(self.connection))))
+
+    def _failed(self, _event: Pointer) -> None:
+        condition = condition_of(lib.pn_transport_condition(self.transport))
+        condition = condition or Condition("amqp:internal-error", "the transport failed")
+        stranger = self.spoken and (
+            "header mismatch" in condition.description or "protocol header" in condition.description
+        )
+        self.fail(condition, refused=stranger or condition.name == "amqp:unauthorized-access")
+
+    # --- sessions
+
+    def _session_opened(self, event: Pointer) -> None:
+        pointer = lib.pn_event_session(event)
+        session = self.sessions.get(pointer)
+        if session is None:
+            session = self.add_session(pointer)
+            lib.pn_session_open(pointer)
+        session.opened = True
+        self.heard.append(SessionOpened(session))
+
+    def _session_ended(self, event: Pointer) -> None:
+        session = self.sessions.get(lib.pn_event_session(event))
+        if session is not None and session.alive:
+            condition = condition_of(lib.pn_session_remote_condition(session.pointer))
+            if not session.ended:
+                session.ended = True
+                lib.pn_session_close(session.pointer)
+            _kill(session)
+            self._gone_sessions.append(session)
+            self.heard.append(SessionEnded(session, condition))
+
+    # --- links
+
+    def _attached(self, event: Pointer) -> None:
+        pointer = lib.pn_event_link(event)
+        link = self.links.get(pointer)
+        source, target = (
+            terminus_of(lib.pn_link_remote_source(pointer)),
+            terminus_of(lib.pn_link_remote_target(pointer)),
+        )
+        properties = map_of(lib.pn_link_remote_properties(pointer))
+        if link is not None:
+            remote = target if link.is_sender else source
+            link.attached = remote is not None
+            self.heard.append(LinkAttached(link, remote, properties))
+            return
+        session = self.sessions.get(lib.pn_link_session(pointer))
+        if session is not None and session.alive:
+            link = self.add_link(
+                pointer,
+                session,
+                text_of(lib.pn_link_name(pointer)) or "",
+                is_sender=lib.pn_link_is_sender(pointer),
+                presettled=lib.pn_link_remote_snd_settle_mode(pointer) == lib.PN_SND_SETTLED,
+            )
+            self.heard.append(LinkRequested(link, source, target, properties))
+
+    def _detached(self, event: Pointer) -> None:
+        link = self.links.get(lib.pn_event_link(event))
+        if link is not None and link.alive:
+            condition = condition_of(lib.pn_link_remote_condition(link.pointer))
+            if not lib.pn_link_state(link.pointer) & _LOCAL_CLOSED:
+                lib.pn_link_close(link.pointer)
+            link.alive = False
+            self._gone_links.append(link)
+            self.heard.append(LinkDetached(link, condition))
+
+    def detach(self, link: LinkHandle, condition: Condition | None) -> None:
+        """Close our end of a link, once."""
+        if link.alive and not lib.pn_link_state(link.pointer) & _LOCAL_CLOSED:
+            put_condition(lib.pn_link_condition(link.pointer), condition)
+            lib.pn_link_close(link.pointer)
+
+    def _flowed(self, event: Pointer) -> None:
+        link = self.links.get(lib.pn_event_link(event))
+        if link is None or not link.alive:
+            return
+        pointer = link.pointer
+        if link.is_sender:
+            drain = bool(lib.pn_link_get_drain(pointer))
+            self.heard.append(CreditGranted(link, lib.pn_link_credit(pointer), drain))
+            return
+        if link.echo_proved != link.echo_written:
+            link.echo_proved = link.echo_written
+            self.heard.append(Proved(link, link.echo_proved))
+        if link.draining and lib.pn_link_credit(pointer) == 0:
+            link.draining = False
+            self.heard.append(Drained(link, lib.pn_link_drained(pointer)))
+
+    # --- deliveries
+
+    def _read_all(self) -> None:
+        for link in self._readable:
+            if link.alive:
+                self._read(link)
+        self._readable.clear()
+
+    def _read(self, link: LinkHandle) -> None:
+        """Read what has come on a link; a delivery that is not whole yet is read as far as it has come."""
+        pointer, arrivals, presettled = link.pointer, list[Arrival](), lib.pn_delivery_settled
+        while delivery := lib.pn_link_current(pointer):
+            if lib.pn_delivery_aborted(delivery):
+                self._give_up(link, delivery, arrivals)
+                arrivals = []
+                continue
+            partial = lib.pn_delivery_partial(delivery)
+            size = lib.pn_delivery_pending(delivery)
+            raw = b""
+            if size > 0:
+                buffer = self.buffer(size)
+                count = lib.pn_link_recv(pointer, buffer, size)
+                raw = ffi.buffer(buffer, count)[:] if count > 0 else b""
+            if partial or link.partial is not None:
+                whole = link.partial = link.partial or bytearray()
+                whole += raw
+                size = len(whole)
+            if self.max_message is not None and size > self.max_message:
+                why = Condition(TOO_LONG, f"more than {self.max_message} bytes")
+                put_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), why)
+                lib.pn_delivery_update(delivery, int(State.REJECTED))
+                self._give_up(link, delivery, arrivals)
+                self.detach(link, why)
+                return
+            if partial:
+                break
+            if link.partial is not None:
+                raw, link.partial = bytes(link.partial), None
+            lib.pn_link_advance(pointer)
+            arrivals.append(Arrival(link, delivery, raw, bool(presettled(delivery))))
+        if arrivals:
+            self.heard.append(Arrived(link, arrivals))
+
+    def _give_up(self, link: LinkHandle, delivery: Pointer, before: list[Arrival]) -> None:
+        if before:
+            self.heard.append(Arrived(link, before))
+        link.partial = None
+        lib.pn_link_advance(link.pointer)
+        lib.pn_delivery_settle(delivery)
+        self.heard.append(Aborted(link))
+
+    def _updated(self, delivery: Pointer) -> None:
+        """The receiver said something of a message of ours."""
+        state, settled = lib.pn_delivery_remote_state(delivery), lib.pn_delivery_settled(delivery)
+        if not settled and state not in _STATES:
+            return  # not terminal: *received*
+        link, number = self.sent.pop(delivery, (None, 0))
+        if link is None:
+            return
+        disposition = _disposition_of(lib.pn_delivery_remote(delivery), state) if state in _STATES else None
+        lib.pn_delivery_settle(delivery)
+        self.heard.append(OutcomeOf(link, number, disposition))
+
+    # --- freeing
+
+    def free(self) -> None:
+        """Free links and sessions whose end was written.
+
+        A link with unsettled deliveries waits for its session: proton settles what it frees, and a session that is
+        still open would say so on the wire.
+        """
+        while event := lib.pn_collector_peek(self.collector):
+            del event
+            self.listen()
+        for link in self._gone_links:
+            if link.session.alive and not lib.pn_link_unsettled(link.pointer):
+                self._forget(link)
+                lib.pn_link_free(link.pointer)
+        self._gone_links.clear()
+        for session in self._gone_sessions:
+            for link in tuple(session.links):
+                self._forget(link)
+            del self.sessions[session.pointer]
+            lib.pn_session_free(session.pointer)
+        self._gone_sessions.clear()
+
+    def _forget(self, link: LinkHandle) -> None:
+        del self.links[link.pointer]
+        link.session.links.discard(link)
+        if link.is_sender:
+            for delivery in [each for each, (owner, _) in self.sent.items() if owner is link]:
+                del self.sent[delivery]
+
+
+def _kill(session: SessionHandle) -> None:
+    session.alive = False
+    for link in session.links:
+        link.alive = False
+
+
+def terminus_of(terminus: Pointer) -> Terminus | None:
+    """A remote source or target; None: there is none."""
+    if lib.pn_terminus_get_type(terminus) == lib.PN_UNSPECIFIED:
+        return None
+    return Terminus(
+        text_of(lib.pn_terminus_get_address(terminus)),
+        symbols_of(lib.pn_terminus_capabilities(terminus)),
+        bool(lib.pn_terminus_is_dynamic(terminus)),
+    )
+
+
+def _disposition_of(remote: Pointer, state: int) -> Disposition:
+    if state == State.MODIFIED:
+        return Disposition(
+            State.MODIFIED,
+            failed=bool(lib.pn_disposition_is_failed(remote)),
+            undeliverable=bool(lib.pn_disposition_is_undeliverable(remote)),
+            annotations=map_of(lib.pn_disposition_annotations(remote)) or None,
+        )
+    if state == State.REJECTED:
+        return Disposition(State.REJECTED, condition=condition_of(lib.pn_disposition_condition(remote)))
+    return Disposition(State(state))

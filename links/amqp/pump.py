@@ -1,0 +1,174 @@
+"""The connecting side's face of a connection: sessions, receivers and senders over one `Mover`.
+
+Orders are plain calls: they are given to the engine and written soon. Answers are awaited. Whatever is awaited raises
+`ConnectionBroken` when the connection is over, `LinkBroken` when the link or its session is, `LinkRefused` where the
+peer refuses a link. One task, `run`, moves the bytes; the rest is called from any task of the same `trio.run`.
+
+    async with trio.open_nursery() as nursery:
+        pump = Pump(stream, Engine(settings))
+        nursery.start_soon(pump.run)
+        opened = await pump.opened()
+        receiver = pump.attach_receiver(pump.begin(), Terminus("orders"))
+        await receiver.attached()
+        receiver.grant(100)
+        for arrival in await receiver.receive(100):
+            receiver.settle(arrival, ACCEPTED)
+            receiver.grant(1)
+        pump.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import trio
+
+from links.amqp.ends import End, Receiver, Sender, Session
+from links.amqp.engine import Engine
+from links.amqp.events import (
+    Aborted,
+    Arrived,
+    CreditGranted,
+    Drained,
+    Event,
+    LinkAttached,
+    LinkDetached,
+    Opened,
+    OutcomeOf,
+    Proved,
+    SessionEnded,
+    SessionOpened,
+    Terminus,
+)
+from links.amqp.handles import LinkHandle, SessionHandle
+from links.amqp.mover import LINGER, Mover
+
+__all__ = ["Pump"]
+
+
+class Pump(Mover):
+    """A connection that we opened."""
+
+    def __init__(self, stream: trio.abc.Stream, engine: Engine, *, linger: float = LINGER) -> None:
+        super().__init__(stream, engine, self._on, linger=linger)
+        self.peer: Opened | None = None
+        """What the peer said when it opened the connection."""
+        self._sessions: dict[SessionHandle, Session] = {}
+        self._ends: dict[LinkHandle, End] = {}
+        self._changed = trio.lowlevel.ParkingLot()
+        self._answers: dict[type[Any], Callable[[Any], None]] = {
+            Opened: self._on_opened,
+            SessionOpened: lambda event: self._sessions[event.session].on_opened(),
+            SessionEnded: self._on_session_ended,
+            LinkAttached: lambda event: self._ends[event.link].on_attached(event),
+            LinkDetached: self._on_detached,
+            Arrived: lambda event: self._ends[event.link].on_arrived(event.arrivals),
+            Aborted: lambda event: self._ends[event.link].on_aborted(),
+            OutcomeOf: lambda event: self._ends[event.link].on_outcome(event.number, event.disposition),
+            CreditGranted: lambda event: self._ends[event.link].on_credit(event.drain),
+            Drained: lambda event: self._ends[event.link].on_drained(),
+            Proved: lambda event: self._ends[event.link].on_proved(event.number),
+        }
+
+    async def run(self) -> None:
+        """Open the connection and move bytes until it is over; as `Mover.run`."""
+        self.engine.open()
+        self.hurry()
+        await super().run()
+
+    async def opened(self) -> Opened:
+        """Wait until the peer has opened the connection; bound it: a mute peer is noticed after 1.5 × idle timeout.
+
+        Cancellation: nothing was done.
+        """
+        await trio.lowlevel.checkpoint()
+        while self.peer is None:
+            if self.over is not None:
+                raise self.over
+            await self._changed.park()
+        return self.peer
+
+    # --- orders
+
+    def begin(self) -> Session:
+        """Begin a session. Raises `LinkRefused` where the peer allows no more, `ConnectionBroken`."""
+        self._check()
+        handle = self.engine.begin()
+        session = self._sessions[handle] = Session(self, handle)
+        self.hurry()
+        return session
+
+    def attach_receiver(
+        self,
+        session: Session,
+        source: Terminus,
+        *,
+        target: str | None = None,
+        name: str | None = None,
+        properties: Mapping[str, object] | None = None,
+        presettled: bool = False,
+    ) -> Receiver:
+        """Attach a receiver; it gets nothing before `grant`, which waits for `attached`."""
+        self._check()
+        handle = self.engine.attach_receiver(
+            session.handle, source, target=target, name=name, properties=properties, presettled=presettled
+        )
+        receiver = Receiver(self, session, handle, source.address or "")
+        if handle is not None:
+            self._ends[handle] = receiver
+        self.hurry()
+        return receiver
+
+    def attach_sender(
+        self,
+        session: Session,
+        target: Terminus,
+        *,
+        source: str | None = None,
+        name: str | None = None,
+        properties: Mapping[str, object] | None = None,
+        presettled: bool = False,
+    ) -> Sender:
+        """Attach a sender."""
+        self._check()
+        handle = self.engine.attach_sender(
+            session.handle, target, source=source, name=name, properties=properties, presettled=presettled
+        )
+        sender = Sender(self, session, handle, target.address or "")
+        if handle is not None:
+            self._ends[handle] = sender
+        self.hurry()
+        return sender
+
+    def _check(self) -> None:
+        if self.over is not None:
+            raise self.over
+
+    # --- what is heard
+
+    def _on(self, event: Event) -> None:
+        answer = self._answers.get(type(event))
+        if answer is not None:
+            answer(event)
+
+    def _on_opened(self, event: Opened) -> None:
+        self.peer = event
+        self._changed.unpark_all()
+
+    def _on_session_ended(self, event: SessionEnded) -> None:
+        session = self._sessions.pop(event.session)
+        session.on_ended(event.condition)
+        for handle in [handle for handle, end in self._ends.items() if end.session is session]:
+            self._ends.pop(handle).on_detached(event.condition, "the session ended")
+
+    def _on_detached(self, event: LinkDetached) -> None:
+        self._ends.pop(event.link).on_detached(event.condition, "the link was detached")
+
+    def _ended(self) -> None:
+        for awaited in [*self._sessions.values(), *self._ends.values()]:
+            if self.over is not None:
+                awaited.break_(self.over)
+        self._sessions.clear()
+        self._ends.clear()
+        self._changed.unpark_all()

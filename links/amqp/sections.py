@@ -1,0 +1,325 @@
+"""The sections of an AMQP 1.0 message as they came (part 3 §3.2): found by their offsets, read on first use. Pure.
+
+`split` passes over the sections once and checks everything that a later look needs: a message that it lets through
+never fails a handler's look at its headers. Only `Sections.body` may still say `Undecodable`.
+
+A header section is the broker's count: an absent field is 0, no section at all is None, and that difference decides in
+`settlement.amqp` (A-3.1, A-3.2, A-3.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+import attrs
+
+from links.amqp.values import (
+    BINARY,
+    LONG_BINARY,
+    LONG_STRING,
+    NAMES,
+    NULL,
+    STRING,
+    Undecodable,
+    Value,
+    elements,
+    items,
+    scalar,
+    skip,
+    text,
+)
+from settlement.attempts import header_count
+
+__all__ = [
+    "APPLICATION_PROPERTIES",
+    "DELIVERY_ANNOTATIONS",
+    "HEADER",
+    "MESSAGE_ANNOTATIONS",
+    "PROPERTIES",
+    "WELL_KNOWN",
+    "Headers",
+    "Part",
+    "Properties",
+    "Sections",
+    "split",
+    "walk",
+]
+
+HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES = range(0x70, 0x75)
+DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
+
+_SYMBOLIC = {
+    b"amqp:header:list": HEADER,
+    b"amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    b"amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
+    b"amqp:properties:list": PROPERTIES,
+    b"amqp:application-properties:map": APPLICATION_PROPERTIES,
+    b"amqp:data:binary": DATA,
+    b"amqp:amqp-sequence:list": SEQUENCE,
+    b"amqp:amqp-value:*": VALUE,
+    b"amqp:footer:map": FOOTER,
+}
+
+WELL_KNOWN = {
+    "message-id": 0,
+    "reply-to": 4,
+    "correlation-id": 5,
+    "content-type": 6,
+    "partition-key": 10,
+}
+"""The headers that travel as a field of the properties section, and which one (A-7.1); `partition-key` is group-id."""
+
+Part: TypeAlias = tuple[int, int, int, int]
+"""One section: its code, where it begins, where its value begins, where it is over."""
+
+_SMALL_UINT = 0x52
+_DURABLE, _PRIORITY, _TTL, _FIRST_ACQUIRER, _DELIVERY_COUNT = range(5)
+_GROUP_ID = WELL_KNOWN["partition-key"]
+
+
+def walk(raw: bytes) -> list[Part]:
+    """The sections of a message, in the order that the standard gives them. Raises `Undecodable`."""
+    parts: list[Part] = []
+    at, end, last = 0, len(raw), HEADER - 1
+    while at < end:
+        start = at
+        if raw.startswith(b"\x00\x53", at) and at + 2 < end:
+            code, at = raw[at + 2], at + 3
+        else:
+            code, at = _descriptor(raw, at, end)
+        if code <= last or code > FOOTER or DATA <= last < code < FOOTER:
+            _check_order(last, code, start)
+        value, at = at, skip(raw, at, end)
+        parts.append((code, start, value, at))
+        last = code
+    return parts
+
+
+def _descriptor(raw: bytes, at: int, end: int) -> tuple[int, int]:
+    """A descriptor in one of its longer forms: ulong of nine bytes, symbol."""
+    if raw[at]:
+        raise Undecodable(f"a section is due at byte {at}, not a value of type {NAMES.get(raw[at], hex(raw[at]))}")
+    behind = skip(raw, at + 1, end)
+    value = scalar(raw, at + 1)
+    match value:
+        case int():
+            return value, behind
+        case str():
+            return _SYMBOLIC.get(value.encode(), 0), behind
+        case _:
+            return 0, behind
+
+
+def _check_order(last: int, code: int, at: int) -> None:
+    if code == last and code in (DATA, SEQUENCE):
+        return
+    if not HEADER <= code <= FOOTER:
+        raise Undecodable(f"the section at byte {at} is none of an AMQP 1.0 message")
+    names = {code: name.decode().split(":")[1] for name, code in _SYMBOLIC.items()}
+    raise Undecodable(f"the section {names[code]} at byte {at} comes after {names[last]}")
+
+
+def split(raw: bytes) -> Sections:
+    """Find the sections of a message. Raises `Undecodable`."""
+    count: int | None = None
+    header = properties = _NO_FIELDS
+    named = _NO_NAMES
+    body: list[Part] = []
+    for part in walk(raw):
+        code, _, at, _ = part
+        if code >= DATA:
+            if code != FOOTER:
+                body.append(part)
+        elif code == PROPERTIES:
+            properties = elements(raw, at)
+        elif code == APPLICATION_PROPERTIES:
+            named = items(raw, at)
+        elif code == HEADER:
+            header = elements(raw, at)
+            count = _count(raw, header)
+    return Sections(raw, count, header, properties, named, body)
+
+
+_NO_FIELDS: list[int] = []
+_NO_NAMES: dict[str, int] = {}
+
+
+def _count(raw: bytes, header: list[int]) -> int:
+    """The field delivery-count of a header section; absent or null, it is 0 (part 3 §3.2.1)."""
+    if len(header) <= _DELIVERY_COUNT:
+        return 0
+    at = header[_DELIVERY_COUNT]
+    if raw[at] == _SMALL_UINT:
+        return raw[at + 1]
+    count = scalar(raw, at)
+    if count is None:
+        return 0
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise Undecodable(f"delivery-count is a whole number, not a value of type {type(count).__name__}")
+    return count
+
+
+@attrs.frozen
+class Properties:
+    """The properties section (part 3 §3.2.4). What a field holds is its sender's word; its type is not checked."""
+
+    message_id: Value = None
+    user_id: Value = None
+    to: Value = None
+    subject: Value = None
+    reply_to: Value = None
+    correlation_id: Value = None
+    content_type: Value = None
+    content_encoding: Value = None
+    absolute_expiry_time: Value = None
+    creation_time: Value = None
+    group_id: Value = None
+    group_sequence: Value = None
+    reply_to_group_id: Value = None
+
+
+_FIELDS = len(attrs.fields(Properties))
+
+
+@attrs.define(eq=False)
+class Sections:
+    """A message as it came, and where its sections are."""
+
+    raw: bytes
+    delivery_count: int | None
+    """How often the broker says that it delivered before; None: there is no header section, it does not say."""
+    _header: list[int]
+    """Where each field begins."""
+    _properties: list[int]
+    """The same."""
+    _named: dict[str, int]
+    """Where the value of each application property begins."""
+    _body: list[Part]
+
+    @property
+    def durable(self) -> bool:
+        """Shall the message outlive the broker's restart?"""
+        return self._field(_DURABLE) is True
+
+    @property
+    def priority(self) -> int | None:
+        """None: not said, which means 4."""
+        return self._number(_PRIORITY)
+
+    @property
+    def ttl(self) -> int | None:
+        """How long the message is worth delivering, in milliseconds; None: for ever."""
+        return self._number(_TTL)
+
+    @property
+    def properties(self) -> Properties:
+        """The properties section, each field in its type."""
+        return Properties(*[scalar(self.raw, at) for at in self._properties[:_FIELDS]])
+
+    @property
+    def application_properties(self) -> dict[str, Value]:
+        """The application properties, each in its type."""
+        return {name: scalar(self.raw, at) for name, at in self._named.items()}
+
+    @property
+    def headers(self) -> Headers:
+        """Well-known headers and application properties, as text names to bytes."""
+        return Headers(self)
+
+    @property
+    def key(self) -> str | None:
+        """The group-id."""
+        value = self.well_known(_GROUP_ID)
+        return None if value is None else value.decode(errors="backslashreplace")
+
+    @property
+    def body(self) -> bytes:
+        """The body: data sections end to end; an amqp-value that is a binary, a string or null; none is empty (A-7.3).
+
+        Raises `Undecodable` for a body that has no bytes.
+        """
+        if not self._body:
+            return b""
+        code, _, at, end = self._body[0]
+        if code == SEQUENCE:
+            raise Undecodable("the body is an amqp-sequence; links.amqp reads data sections, binaries and strings")
+        if code == DATA:
+            if len(self._body) == 1:
+                return self._data(at, end)
+            return b"".join([self._data(at, end) for _, _, at, end in self._body])
+        kind = self.raw[at]
+        if kind == NULL:
+            return b""
+        if kind not in (BINARY, LONG_BINARY, STRING, LONG_STRING):
+            raise Undecodable(
+                f"the body is an amqp-value of type {NAMES[kind]}; links.amqp reads data sections, binaries and strings"
+            )
+        return text(self.raw, at) or b""
+
+    def copies(self, retry_header: str) -> int:
+        """How many copies stand behind this message, by its application property of this name (0: absent; C-2.3)."""
+        at = self._named.get(retry_header)
+        value = None if at is None else text(self.raw, at)
+        return 0 if value is None else header_count({retry_header: value}, retry_header)
+
+    def well_known(self, field: int) -> bytes | None:
+        """This field of the properties section as the value of a header."""
+        return text(self.raw, self._properties[field]) if field < len(self._properties) else None
+
+    def named(self) -> dict[str, bytes | None]:
+        """Each application property as the value of a header; None where it has no form as text."""
+        return {name: text(self.raw, at) for name, at in self._named.items()}
+
+    def _data(self, at: int, end: int) -> bytes:
+        code = self.raw[at]
+        if code == BINARY:
+            return self.raw[at + 2 : end]
+        if code == LONG_BINARY:
+            return self.raw[at + 5 : end]
+        raise Undecodable(f"a data section holds a binary, not a value of type {NAMES[code]}")
+
+    def _field(self, field: int) -> Value:
+        return scalar(self.raw, self._header[field]) if field < len(self._header) else None
+
+    def _number(self, field: int) -> int | None:
+        value = self._field(field)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+class Headers(Mapping[str, bytes]):
+    """The headers of a message (A-7.2), read when they are first looked at; looking never fails.
+
+    A value without a form as text (null, list, map) is no header; a copy carries it all the same. Where an application
+    property has the name of a well-known header that is set, the well-known one is seen.
+    """
+
+    __slots__ = ("_read", "sections")
+
+    def __init__(self, sections: Sections) -> None:
+        self.sections = sections
+        """The message itself, for a copy of it."""
+        self._read: dict[str, bytes] | None = None
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all()
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def _all(self) -> dict[str, bytes]:
+        if self._read is None:
+            found = self.sections.named()
+            known = {name: self.sections.well_known(field) for name, field in WELL_KNOWN.items()}
+            found.update({name: value for name, value in known.items() if value is not None})
+            self._read = {name: value for name, value in found.items() if value is not None}
+        return self._read

@@ -1,0 +1,141 @@
+"""AMQP's frames, and as much of them as a flow and the SASL layer need; pure bytes.
+
+Part 2.3: a frame is a size (4 bytes), a data offset (1, in words), a type (1), a channel (2), and a performative, which
+is a described list.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from links.amqp.values import LIST, compound, elements, scalar, skip
+
+__all__ = [
+    "ATTACH",
+    "BEGIN",
+    "FLOW",
+    "TRANSFER",
+    "Frame",
+    "Frames",
+    "WireError",
+    "fields_of",
+    "flow_frame",
+    "packed",
+    "uint",
+    "wants_echo",
+    "with_echo",
+]
+
+BEGIN: Final = 0x11
+ATTACH: Final = 0x12
+FLOW: Final = 0x13
+TRANSFER: Final = 0x14
+
+_NULL, _TRUE, _LONG_TRUE = b"\x40", b"\x41", b"\x56\x01"
+_HEADER = 8
+_HANDLE, _ECHO = 4, 9
+"""Fields of a flow (part 2.7.4)."""
+
+
+class WireError(ValueError):
+    """These bytes are no frames of AMQP."""
+
+
+class Frame(NamedTuple):
+    """A whole frame."""
+
+    channel: int
+    code: int
+    """The performative's descriptor; 0: an empty frame."""
+    data: bytes
+    start: int
+    """Where the frame starts in `data`."""
+    begin: int
+    """Where its performative begins."""
+    end: int
+
+    @property
+    def raw(self) -> bytes:
+        """Its bytes."""
+        return self.data[self.start : self.end]
+
+
+class Frames:
+    """Cuts one direction of a connection into frames. It keeps no more than one that is not whole yet."""
+
+    def __init__(self, most: int = 2**32) -> None:
+        self.most = most
+        """The largest frame that is allowed."""
+        self.kept = b""
+        """The beginning of a frame."""
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that `data` completes; their `data` begins with what was kept. Raises `WireError`."""
+        if self.kept:
+            data = self.kept + data
+        at, size = 0, len(data)
+        while size - at >= _HEADER:
+            if data.startswith(b"AMQP", at):
+                at += _HEADER
+                continue
+            length = int.from_bytes(data[at : at + 4], "big")
+            if not _HEADER <= length <= self.most:
+                raise WireError(f"there is no frame of {length} bytes")
+            if size - at < length:
+                break
+            start, begin, end = at, at + 4 * data[at + 4], at + length
+            channel = (data[at + 6] << 8) | data[at + 7]
+            at = end
+            yield Frame(channel, _code(data, begin, end), data, start, begin, end)
+        self.kept = data[at:]
+
+
+def _code(data: bytes, begin: int, end: int) -> int:
+    if begin + 2 >= end:
+        return 0
+    if data.startswith(b"\x00\x53", begin):
+        return data[begin + 2]
+    code = scalar(data, begin + 1)
+    return code if isinstance(code, int) else 0
+
+
+def fields_of(frame: Frame) -> list[bytes]:
+    """The encoded fields of a performative; fields at the end that say nothing may be missing."""
+    data, begin, end = frame.data, frame.begin, frame.end
+    at = skip(data, begin + 1, end)
+    return [data[field : skip(data, field, end)] for field in elements(data, at)]
+
+
+def uint(value: int) -> bytes:
+    """A uint."""
+    return b"\x70" + (value & 0xFFFFFFFF).to_bytes(4, "big")
+
+
+def packed(code: int, fields: Sequence[bytes], channel: int = 0, kind: int = 0) -> bytes:
+    """A frame with one performative; kind 1: SASL."""
+    body = b"\x00\x53%c%b" % (code, compound(LIST, len(fields), b"".join(fields)))
+    return struct.pack(">IBBH", _HEADER + len(body), 2, kind, channel) + body
+
+
+def flow_frame(
+    channel: int, handle: bytes, *, incoming: int, outgoing: int, window: int, delivery_count: int, credit: int
+) -> bytes:
+    """The flow with which a sender tells the state of its link."""
+    session = [uint(incoming), uint(window), uint(outgoing), uint(window)]
+    return packed(FLOW, [*session, handle, uint(delivery_count), uint(credit)], channel)
+
+
+def with_echo(frame: Frame) -> bytes:
+    """The same flow, asking for an answer."""
+    fields = fields_of(frame)
+    fields += [_NULL] * (_ECHO + 1 - len(fields))
+    fields[_ECHO] = _TRUE
+    return packed(FLOW, fields, frame.channel)
+
+
+def wants_echo(frame: Frame) -> bool:
+    """Does this flow ask for the state of a link?"""
+    fields = fields_of(frame)
+    return len(fields) > _ECHO and fields[_ECHO] in (_TRUE, _LONG_TRUE) and fields[_HANDLE] != _NULL
