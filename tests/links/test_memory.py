@@ -1,8 +1,7 @@
 """links.memory in fair weather: what a queue hands out, in which order and when, and what a settlement does to it."""
 
 import math
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import pytest
 import trio
@@ -15,34 +14,9 @@ from settlement import Ack, Copies, DeadLetter, Drop, Letter, Native, Plan, Poli
 from settlement.attempts import RETRY_HEADER
 from settlement.ledger import Line
 from settlement.memory import Accept, PutBack, Reject, Verb
+from tests.links.memory_kit import attached, bodies, numbered, order, orders
 
 pytestmark = pytest.mark.memory
-
-
-def nothing_lost(received: Received[bytes]) -> None:
-    raise AssertionError(f"{received} was lost")
-
-
-@asynccontextmanager
-async def attached(queue: MemoryQueue) -> AsyncGenerator[Link[bytes], None]:
-    async with queue.attach("test", nothing_lost, 5.0) as link:
-        yield link
-
-
-def order(received: Received[bytes], verb: Verb | None = None) -> Order:
-    return Order(received, Plan(Line.ACKED, Accept() if verb is None else verb))
-
-
-def orders(received: Iterable[Received[bytes]], verb: Verb | None = None) -> list[Order]:
-    return [order(each, verb) for each in received]
-
-
-def bodies(found: Iterable[Received[bytes]] | Iterable[Letter]) -> list[bytes]:
-    return [each.delivery.body if isinstance(each, Received) else each.body for each in found]
-
-
-def numbered(count: int) -> list[bytes]:
-    return [b"%d" % number for number in range(count)]
 
 
 # --- what is handed out

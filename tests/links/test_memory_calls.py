@@ -1,73 +1,24 @@
 """links.memory: calls that break, are refused or take long, and deliveries on connections of their own."""
 
 import math
-from collections.abc import AsyncGenerator, Generator, Iterable
-from contextlib import asynccontextmanager, contextmanager
 from random import Random
 
 import pytest
 import trio
 import trio.testing
 
-from links.abc import Link, Order, Received, Settles, Verdict
+from links.abc import Link, Received, Settles, Verdict
 from links.errors import (
     CallBroken,
     LeaseLost,
     NotApplied,
     SettlementUnknown,
 )
-from links.memory import Entry, MemoryBroker, MemoryQueue, Unsaid, replay
-from settlement import Letter, Plan
-from settlement.ledger import Line
-from settlement.memory import Accept, PutBack, Verb
+from links.memory import MemoryBroker, Unsaid, replay
+from settlement.memory import PutBack
+from tests.links.memory_kit import attached, bodies, breaks, call, kinds, log_of, orders
 
 pytestmark = pytest.mark.memory
-
-
-def nothing_lost(received: Received[bytes]) -> None:
-    raise AssertionError(f"{received} was lost")
-
-
-@asynccontextmanager
-async def attached(queue: MemoryQueue) -> AsyncGenerator[Link[bytes], None]:
-    async with queue.attach("test", nothing_lost, 5.0) as link:
-        yield link
-
-
-def orders(received: Iterable[Received[bytes]], verb: Verb | None = None) -> list[Order]:
-    return [Order(each, Plan(Line.ACKED, Accept() if verb is None else verb)) for each in received]
-
-
-def bodies(letters: Iterable[Letter]) -> list[bytes]:
-    return [letter.body for letter in letters]
-
-
-def kinds(verdicts: Iterable[Verdict]) -> list[type[object]]:
-    return [type(verdict) for verdict in verdicts]
-
-
-def log_of(broker: MemoryBroker) -> list[Entry]:
-    assert broker.log is not None
-    return broker.log
-
-
-async def call(link: Link[bytes], name: str, received: list[Received[bytes]]) -> object:
-    match name:
-        case "receive":
-            return await link.receive(1)
-        case "settle":
-            return await link.settle(orders(received))
-        case _:
-            return await link.extend(received)
-
-
-@contextmanager
-def breaks(error: type[Exception]) -> Generator[None, None, None]:
-    """The block ends with this error, and at once."""
-    before = trio.current_time()
-    with pytest.raises(error):
-        yield
-    assert trio.current_time() - before < 1.0
 
 
 # --- one call

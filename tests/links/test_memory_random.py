@@ -1,7 +1,7 @@
 """links.memory under random weather: whatever breaks when, the log replays, and each message is finished once."""
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from random import Random
 
@@ -15,24 +15,9 @@ from links.memory import Delivered, Entry, MemoryBroker, MemoryQueue, Returned, 
 from settlement import Plan
 from settlement.ledger import Line
 from settlement.memory import Accept, PutBack, Reject
+from tests.links.memory_kit import kept_open, one_life
 
 pytestmark = pytest.mark.memory
-
-
-@asynccontextmanager
-async def kept_open(broker: MemoryBroker) -> AsyncGenerator[trio.Nursery, None]:
-    """The broker is open and connected; a break of the connection is not followed by another life."""
-    with broker.opened():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one_life, broker)
-            await broker.until_up()
-            yield nursery
-            nursery.cancel_scope.cancel()
-
-
-async def one_life(broker: MemoryBroker) -> None:
-    with pytest.raises(ConnectionBroken):
-        await broker.run()
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,43 +1,18 @@
 """links.memory and trio's clock: delays, leases, and what is too late."""
 
 import math
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
 
 import pytest
 import trio
 import trio.testing
 
-from links.abc import Link, Order, Received
 from links.errors import LeaseLost
-from links.memory import MemoryBroker, MemoryQueue, Returned, replay
-from settlement import Letter, Plan
-from settlement.ledger import Line
-from settlement.memory import Accept, PutBack, Reject, Verb
+from links.memory import MemoryBroker, Returned, replay
+from settlement import Letter
+from settlement.memory import PutBack, Reject
+from tests.links.memory_kit import attached, bodies, order, orders
 
 pytestmark = pytest.mark.memory
-
-
-def nothing_lost(received: Received[bytes]) -> None:
-    raise AssertionError(f"{received} was lost")
-
-
-@asynccontextmanager
-async def attached(queue: MemoryQueue) -> AsyncGenerator[Link[bytes], None]:
-    async with queue.attach("test", nothing_lost, 5.0) as link:
-        yield link
-
-
-def order(received: Received[bytes], verb: Verb | None = None) -> Order:
-    return Order(received, Plan(Line.ACKED, Accept() if verb is None else verb))
-
-
-def orders(received: Iterable[Received[bytes]], verb: Verb | None = None) -> list[Order]:
-    return [order(each, verb) for each in received]
-
-
-def bodies(found: Iterable[Received[bytes]] | Iterable[Letter]) -> list[bytes]:
-    return [each.delivery.body if isinstance(each, Received) else each.body for each in found]
 
 
 async def test_a_delayed_message_comes_at_its_time(autojump_clock: trio.testing.MockClock) -> None:
