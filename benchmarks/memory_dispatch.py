@@ -19,11 +19,11 @@ from functools import partial
 
 import trio
 
-from actors import Subscription, open_runtime
+from benchmarks.drive import drive, handle
 from benchmarks.result import Result
 from links.abc import Order, Received
 from links.memory import MemoryBroker, MemoryQueue
-from settlement import Ack, Delivery, Letter, Line, Outcome, Plan
+from settlement import Letter, Line, Plan
 from settlement.memory import Accept
 
 CONCURRENCY = 32
@@ -40,25 +40,7 @@ def broker(count: int, lease: float | None) -> tuple[MemoryBroker, MemoryQueue]:
 async def ours(count: int, lease: float | None) -> float:
     """CPU seconds for `count` messages through the runtime."""
     _, queue = broker(count, lease)
-    done = trio.Event()
-    handled = 0
-
-    async def handler(_delivery: Delivery[bytes]) -> Outcome:
-        nonlocal handled
-        await trio.lowlevel.checkpoint()
-        handled += 1
-        if handled == count:
-            done.set()
-        return Ack()
-
-    async with open_runtime(Subscription(queue, handler, concurrency=CONCURRENCY)) as runtime:
-        began = time.process_time()
-        await done.wait()
-        runtime.drain()
-        await runtime.finished()
-        spent = time.process_time() - began
-    assert runtime.ledger("orders").acked == count
-    return spent
+    return await drive(queue, count, CONCURRENCY, time.process_time)
 
 
 async def peer(count: int, lease: float | None) -> float:
@@ -67,16 +49,12 @@ async def peer(count: int, lease: float | None) -> float:
     limit = trio.Semaphore(CONCURRENCY)
     acknowledge = Plan(Line.ACKED, Accept())
 
-    async def handler(_delivery: Delivery[bytes]) -> Outcome:
-        await trio.lowlevel.checkpoint()
-        return Ack()
-
     async with made.connect(), queue.attach("peer", lambda _: None, 1.0) as link:
 
         async def one(received: Received[bytes]) -> None:
             try:
                 with trio.CancelScope():
-                    await handler(received.delivery)
+                    await handle(received.delivery)
                 await link.settle([Order(received, acknowledge)])
             finally:
                 limit.release()
@@ -100,10 +78,6 @@ async def bare(count: int, lease: float | None) -> float:
     made, queue = broker(count, lease)
     acknowledge = Plan(Line.ACKED, Accept())
 
-    async def handler(_delivery: Delivery[bytes]) -> Outcome:
-        await trio.lowlevel.checkpoint()
-        return Ack()
-
     async with made.connect(), queue.attach("bare", lambda _: None, 1.0) as link:
         began = time.process_time()
         left = count
@@ -111,7 +85,7 @@ async def bare(count: int, lease: float | None) -> float:
             batch = await link.receive(2 * CONCURRENCY)
             left -= len(batch)
             for received in batch:
-                await handler(received.delivery)
+                await handle(received.delivery)
             await link.settle([Order(received, acknowledge) for received in batch])
         return time.process_time() - began
 

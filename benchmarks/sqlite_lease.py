@@ -22,10 +22,9 @@ from pathlib import Path
 
 import trio
 
-from actors import Subscription, open_runtime
+from benchmarks.drive import drive
 from benchmarks.result import Result
 from links.sql import Lease, SqlBroker, Table
-from settlement import Ack, Delivery, Outcome
 
 TABLE = Table("jobs", id="id", payload="body", attempt="attempt", locked_until="locked_until", generated=("id",))
 LEASE = 30.0
@@ -104,25 +103,8 @@ def one_thread(path: Path, room: int) -> float:
 
 async def ours(path: Path, count: int, room: int) -> float:
     """Seconds for the runtime."""
-    handled = 0
-    done = trio.Event()
-
-    async def handler(_delivery: Delivery[bytes]) -> Outcome:
-        nonlocal handled
-        await trio.lowlevel.checkpoint()
-        handled += 1
-        if handled == count:
-            done.set()
-        return Ack()
-
     queue = SqlBroker(f"sqlite:///{path}").queue(TABLE, claim=Lease(LEASE))
-    async with open_runtime(Subscription(queue, handler, concurrency=room)) as runtime:
-        began = time.perf_counter()
-        await done.wait()
-        runtime.drain()
-        await runtime.finished()
-        spent = time.perf_counter() - began
-    assert runtime.ledger("jobs").acked == count
+    spent = await drive(queue, count, room, time.perf_counter)
     _check(path)
     return spent
 

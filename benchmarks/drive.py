@@ -1,0 +1,40 @@
+"""Our side of every benchmark: a whole runtime, an empty handler with one checkpoint, one accept per message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from actors import Subscription, open_runtime
+from links.abc import Source
+from settlement import Ack, Delivery, Outcome
+
+
+async def handle(_delivery: Delivery[bytes]) -> Outcome:
+    """Do nothing, as a handler does it."""
+    await trio.lowlevel.checkpoint()
+    return Ack()
+
+
+async def drive(queue: Source[bytes], count: int, concurrency: int, clock: Callable[[], float]) -> float:
+    """Seconds of this clock from the first message to the end of the drain; the ledger must say `count` acked."""
+    handled = 0
+    done = trio.Event()
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome:
+        nonlocal handled
+        outcome = await handle(delivery)
+        handled += 1
+        if handled == count:
+            done.set()
+        return outcome
+
+    async with open_runtime(Subscription(queue, handler, concurrency=concurrency)) as runtime:
+        began = clock()
+        await done.wait()
+        runtime.drain()
+        await runtime.finished()
+        spent = clock() - began
+    assert runtime.ledger(queue.name).acked == count
+    return spent
