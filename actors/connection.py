@@ -24,10 +24,13 @@ __all__ = ["Connection", "connected"]
 
 
 class Connection:
-    """Keeps one broker connected. `dependents` are the subscriptions that wait for it."""
+    """Keeps one broker connected. `goodbye`: seconds that a life has to close; `dependents`: who waits for it."""
 
-    def __init__(self, broker: Broker, drain: Drain, tell: Tell, dependents: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, broker: Broker, goodbye: float, drain: Drain, tell: Tell, dependents: tuple[str, ...] = ()
+    ) -> None:
         self.broker = broker
+        self._goodbye = goodbye
         self._drain = drain
         self._dependents = dependents
         self._supervisor = Supervisor(broker.name, tell)
@@ -46,7 +49,7 @@ class Connection:
                 attached()
                 startup.attached(broker)
 
-            await broker.run(self._drain.exit, task_status=_Started(started))
+            await broker.run(self._goodbye, task_status=_Started(started))
 
         async def failed(error: LinkError) -> None:
             if not startup.gate.is_set():
@@ -100,7 +103,7 @@ async def connected(broker: Broker, *, goodbye: float = 5.0) -> AsyncGenerator[N
     where the broker says no at first, `LinkGaveUp` after too much weather (the block is cancelled then). Cancellation:
     the connection is closed within `goodbye`.
     """
-    connection = Connection(broker, Drain(0.0, 2 * goodbye), Tell(()))
+    connection = Connection(broker, goodbye, Drain(0.0, goodbye), Tell(()))
     startup = StartUp([broker])
 
     async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

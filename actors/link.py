@@ -71,7 +71,7 @@ class Life:
 
     @property
     def publishing(self) -> bool:
-        """Does a delivery walk steps before its verb?"""
+        """Does a delivery walk steps before its verb? (A drain has cut its waits short: it publishes.)"""
         return bool(self._walks)
 
     async def run(self, attached: Callable[[], None], gate: trio.Event) -> None:

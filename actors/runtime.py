@@ -165,7 +165,7 @@ class Runtime:
             if isinstance(letter_to := seat.subscription.policy.dead_letter, Publisher):
                 dependents.setdefault(letter_to.broker, [])
         return [
-            Connection(broker, self._drain, self._tell, tuple(names))
+            Connection(broker, self._drain.exit, self._drain, self._tell, tuple(names))
             for broker, names in dependents.items()
             if not broker.is_open
         ]
