@@ -1,8 +1,9 @@
 """What one life of a link has in hand: each delivery that was received and has not ended, and the places for them.
 
 Owns `open`, the places and the reserved room among the copies. Told by plain calls, in the tick in which something
-became true; whoever learns that a verb was said removes the delivery here. What is still open when the life ends is
-booked by `close`, so that no delivery is without a line. Nothing here waits but `place` and `reserve`.
+became true; whoever learns that a verb was said (and proved, where the link proves) removes the delivery here. What is
+still open when the life ends is booked by `close`, so that no delivery is without a line. Nothing here waits but
+`place` and `reserve`.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Hand:
         """The life is over: book what is open. An order that was with the link is unknown, and its copy goes out."""
         with_link = [order for order in self.open.values() if order is not None]
         for order in with_link:
-            if order.plan.after:
+            if order.plan.after and order.received in self._reserved:  # else it was said, and its copy is owed already
                 self.owe(order)
         for received in list(self._reserved):
             self.release(received)

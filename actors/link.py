@@ -1,4 +1,4 @@
-"""One life of a link: intake, workers, before-steps, settler and lease keeper, in one nursery: one for all.
+"""One life of a link: intake, workers, before-steps, settler, prover and lease keeper, in one nursery: one for all.
 
 Owns the link, the hand, and the channels between them, each unbounded and held small by places (DESIGN 3.2). Hears
 the drain. Tells the books. When it ends, also by a cancellation, what is open is booked, and the link's goodbye gives
@@ -18,6 +18,8 @@ from actors.before_steps import BeforeSteps
 from actors.events import log
 from actors.hand import Hand
 from actors.lease_keeper import LeaseKeeper
+from actors.messages import Said
+from actors.prover import Prover
 from actors.restarts import backoff
 from actors.settler import Settler
 from actors.subscription import BatchSubscription
@@ -82,7 +84,6 @@ class Life:
         ) as self.link:
             attached()
             await gate.wait()
-            self.settler = Settler(self.seat.books, self.link, self.hand)
             try:
                 async with trio.open_nursery() as beside:
                     beside.start_soon(self._hear_the_drain)
@@ -98,15 +99,20 @@ class Life:
         make = BatchWorker if isinstance(self.seat.subscription, BatchSubscription) else SingleWorker
         handing, work = trio.open_memory_channel[Received[Any]](math.inf)
         ordering, orders = trio.open_memory_channel[Order](math.inf)
+        saying, said = trio.open_memory_channel[Said](math.inf)
+        concurrency = self.seat.subscription.concurrency
+        self.settler = Settler(self.seat.books, self.link, self.hand, saying, serial=concurrency == 1)
         # receive ends are closed when every task is gone, so that no hand-over meets a broken channel
-        with work, orders:
+        with work, orders, said:
             async with trio.open_nursery() as self._nursery:
                 with ordering:
-                    for _ in range(self.seat.subscription.concurrency):
+                    for _ in range(concurrency):
                         worker = make(self)
                         self._workers.append(worker)
                         self._nursery.start_soon(worker.run, work.clone(), ordering.clone())
                 self._nursery.start_soon(self.settler.run, orders.clone())
+                if self.link.proves:
+                    self._nursery.start_soon(Prover(self.link, self.hand).run, said.clone())
                 await self._take(handing, work)
 
     async def _take(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
+from links.abc import Received
 from settlement.delivery import Delivery
+from settlement.ledger import Line
 from settlement.plans import Step
 
-__all__ = ["Owed"]
+__all__ = ["Owed", "Said"]
+
+Said: TypeAlias = dict[Line, list[Received[Any]]]
+"""Verbs that were said, by the line in which their deliveries end once that is proved (settler → prover)."""
 
 
 @attrs.frozen(eq=False)

@@ -84,6 +84,9 @@ Lost: TypeAlias = Callable[[Received[Any]], None]
 class Link(ABC, Generic[R]):
     """One attached link: one life."""
 
+    proves: bool = False
+    """A verb gets no answer: it was said when `settle` returns, and `proved` tells when the other side has seen it."""
+
     @abstractmethod
     async def receive(self, room: int) -> Sequence[Received[R]]:
         """Wait for messages and hand over between 1 and `room` of them.
@@ -107,6 +110,22 @@ class Link(ABC, Generic[R]):
 
         Cancellation: each order is unknown.
         """
+
+    async def flush(self) -> None:
+        """Wait until what was settled is on the wire: at concurrency 1 the next handler waits for it.
+
+        Raises as `settle`. Cancellation: it is there or not.
+        """
+
+    async def proved(self) -> None:
+        """Wait until the other side has shown that it saw every verb that was said before this call (`proves`).
+
+        Raises as `settle`. Cancellation: nobody knows.
+        """
+        raise NotImplementedError("a link that proves knows how")
+
+    def let_go(self, received: Received[R]) -> None:
+        """At most once: the handler of this one has ended, its place returns. A plain call."""
 
     async def until_broken(self) -> NoReturn:
         """Wait until this life is over, and raise what ended it: heard also while nothing else is asked of the link.

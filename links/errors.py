@@ -9,6 +9,7 @@
     ├── PublishNotAccepted     they did not take this message
     └── SettlementError        one delivery's verb
         ├── LeaseLost          refused: the delivery is somebody else's now
+        ├── LetGo              nothing can be said: its sender let the message go before it came
         ├── NotApplied         not carried out: the delivery stays unsettled
         └── SettlementUnknown  said, and no answer came
 
@@ -21,6 +22,7 @@ __all__ = [
     "CallBroken",
     "ConnectionBroken",
     "LeaseLost",
+    "LetGo",
     "LinkBroken",
     "LinkError",
     "LinkRefused",
@@ -66,6 +68,10 @@ class SettlementError(LinkError):
 
 class LeaseLost(SettlementError):
     """The lease ran out or the ack id was refused: the delivery belongs to somebody else, nothing was changed."""
+
+
+class LetGo(SettlementError):
+    """The message came settled, although at least once was asked for: nothing can be said of it, and it is gone."""
 
 
 class NotApplied(SettlementError):
