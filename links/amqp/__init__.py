@@ -1,5 +1,15 @@
-"""AMQP 1.0 on proton's engine, driven as sans-IO over a trio stream: no reactor, no thread.
+"""AMQP 1.0: RabbitMQ 4 (tested), and by the standard others. Needs python-qpid-proton (the extra `amqp`).
 
-Not for users yet: the message layer, the engine, its pump and the embedded broker stand; broker, link and publisher
-come next.
+A broker without a server, for tests and first steps, is `EmbeddedBroker`.
 """
+
+from links.amqp.addresses import Queue as Queue
+from links.amqp.addresses import Raw as Raw
+from links.amqp.addresses import Topic as Topic
+from links.amqp.broker import AmqpBroker as AmqpBroker
+from links.amqp.embedded import EmbeddedBroker as EmbeddedBroker
+from links.amqp.embedded import QueuePolicy as QueuePolicy
+from links.amqp.publisher import AmqpPublisher as AmqpPublisher
+from links.amqp.source import AmqpSource as AmqpSource
+from settlement.amqp import AT_LEAST_ONCE as AT_LEAST_ONCE
+from settlement.amqp import AT_MOST_ONCE as AT_MOST_ONCE

@@ -7,7 +7,7 @@ nothing expires, a queue has no bound, and it listens on loopback only.
 
     broker = EmbeddedBroker(policies={"orders": QueuePolicy(dead_letter="orders.dead", delivery_limit=20)})
     async with broker.serve() as url: ...           # amqp://127.0.0.1:<port>
-    async with broker.running(): stream = broker.connect_in_memory()
+    async with broker.running(): client = AmqpBroker("amqp://localhost", connect=broker.connect)
 
 | said | what becomes of the message |
 |---|---|
@@ -21,7 +21,8 @@ nothing expires, a queue has no bound, and it listens on loopback only.
 | the connection broke | as modified with delivery-failed |
 
 A queue exists as soon as it is named. An address becomes a topic by the capability `topic` on a source, or by the
-prefix: each link that subscribes gets every message that is published while it is attached.
+prefix: each link that subscribes gets every message that is published while it is attached. A link that publishes and
+has no address sends each message to where its property `to` says.
 
 Bounds per connection: 1 MiB ahead of what is written (and one message), `max_message` for each link that publishes, and
 as many messages unsettled as the client gave credit for. Publishers get a credit of 256.
@@ -88,6 +89,7 @@ class EmbeddedBroker:
             idle_timeout=idle_timeout,
             max_message=max_message,
             properties={"product": "trio-settlement embedded"},
+            capabilities=("ANONYMOUS-RELAY",),
         )
         self.peers: list[Peer] = []
         """The connections, oldest first."""
@@ -122,6 +124,11 @@ class EmbeddedBroker:
             number = listeners[0].socket.getsockname()[1]
             await self._tasks().start(trio.serve_listeners, self._serve, listeners)
             yield f"amqp://{_LOOPBACK}:{number}"
+
+    async def connect(self) -> trio.abc.Stream:
+        """As `connect_in_memory`; for `AmqpBroker(connect=…)`. Cancellation: there is no connection."""
+        await trio.lowlevel.checkpoint()
+        return self.connect_in_memory()
 
     def connect_in_memory(self) -> trio.abc.Stream:
         """A new connection: the client's end of a pair of memory streams. Raises `RuntimeError` if not running."""

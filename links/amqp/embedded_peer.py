@@ -16,16 +16,20 @@ from links.amqp.events import (
     Closed,
     Condition,
     CreditGranted,
+    Disposition,
     Event,
     LinkDetached,
     LinkRequested,
     Opened,
     OutcomeOf,
     SessionEnded,
+    State,
 )
 from links.amqp.handles import LinkHandle
 from links.amqp.mover import Mover
 from links.amqp.sasl import SaslServer
+from links.amqp.sections import split
+from links.amqp.values import Undecodable
 
 if TYPE_CHECKING:
     from links.amqp.embedded import EmbeddedBroker
@@ -36,6 +40,10 @@ _CREDIT = 256
 """Messages that a publisher may send ahead."""
 _AHEAD = 1 << 20
 """Bytes that are sent to a connection before the last ones are written."""
+_NOWHERE = Disposition(
+    State.REJECTED,
+    condition=Condition("amqp:precondition-failed", "neither the link nor the message says where it goes"),
+)
 
 
 @attrs.define(eq=False)
@@ -119,8 +127,8 @@ class Peer(Mover):
         self.hurry()
 
     def wrote(self) -> None:
-        """All that was sent is written."""
-        if self.ahead:
+        """All that was sent is written, but for what a client's session has no window for."""
+        if self.ahead and not any(self.engine.queued(consumer.link) for consumer in self.consumers.values()):
             full, self.ahead = not self.has_room, 0
             if full:
                 self.broker.dispatch(consumer.queue for consumer in self.consumers.values())
@@ -132,9 +140,7 @@ class Peer(Mover):
             case Arrived(link, arrivals):
                 address = self.producers.get(link)
                 for arrival in arrivals:
-                    if address is not None:
-                        self.broker.publish(address, arrival.raw)
-                    self.engine.settle(arrival, ACCEPTED)
+                    self.engine.settle(arrival, self._publish(address, arrival.raw))
                 self.engine.grant(link, len(arrivals))
                 self.hurry()  # a publisher waits for it
             case Aborted(link):
@@ -146,6 +152,7 @@ class Peer(Mover):
                 if consumer is not None and message is not None:
                     self.broker.settle(consumer, message, disposition)
             case CreditGranted(link, _, drain):
+                self.kick()  # it may ask for an echo
                 if (consumer := self.consumers.get(link)) is not None:
                     consumer.draining = drain
                     self.broker.dispatch((consumer.queue,))
@@ -167,6 +174,16 @@ class Peer(Mover):
             case _:
                 pass
 
+    def _publish(self, address: str | None, raw: bytes) -> Disposition:
+        if address is None:
+            address = _destination(raw)
+            if address is None:
+                return _NOWHERE
+            if (refusal := self.broker.refusal(address)) is not None:
+                return Disposition(State.REJECTED, condition=refusal)
+        self.broker.publish(address, raw)
+        return ACCEPTED
+
     def end_drain(self, consumer: Consumer) -> None:
         """Answer a drain when the queue has nothing more, or the credit is used up."""
         if consumer.draining and not (len(consumer.queue) and consumer.credit > 0):
@@ -180,7 +197,7 @@ class Peer(Mover):
         end = source if link.is_sender else target
         address = None if end is None else end.address
         refusal = self.broker.refusal(address)
-        if end is None or refusal is not None or (link.is_sender and address is None):
+        if end is None or refusal is not None or (address is None and (link.is_sender or end.dynamic)):
             condition = refusal or Condition(
                 "amqp:not-implemented", "an address is needed; dynamic ones there are none"
             )
@@ -209,6 +226,15 @@ class Peer(Mover):
         for link in tuple(self.consumers):
             self._gone(link, failed=not self._said_goodbye)
         self.producers.clear()
+
+
+def _destination(raw: bytes) -> str | None:
+    """Where a message itself says that it goes; None: it does not, or cannot be read."""
+    try:
+        to = split(raw).properties.to
+    except (Undecodable, IndexError):
+        return None
+    return to if isinstance(to, str) and to else None
 
 
 class _Gate(trio.abc.Stream):

@@ -56,6 +56,8 @@ class Session(_Awaited):
     def __init__(self, pump: Pump, handle: SessionHandle) -> None:
         super().__init__(pump)
         self.handle = handle
+        self.ended_at: float | None = None
+        """When we ended it, on trio's clock."""
 
     async def opened(self) -> None:
         """Wait until the peer has opened it."""
@@ -63,6 +65,7 @@ class Session(_Awaited):
 
     def end(self) -> None:
         """End it, and its links with it."""
+        self.ended_at = self.ended_at or trio.current_time()
         self.pump.engine.end(self.handle)
         self.pump.hurry()
 
@@ -165,10 +168,16 @@ class Receiver(End):
         self._pulls = -1
         self._proved = 0
         self._answers: bool | None = None
+        self._taken_back = False
+
+    @property
+    def ahead(self) -> int:
+        """How many deliveries may still be taken: the credit that is out, and what came and was not taken yet."""
+        return len(self.arrived) + (0 if self._handle is None else self.pump.engine.credit(self._handle))
 
     def grant(self, credit: int) -> None:
         """Give credit, after `attached`. It is written at once where the peer may run out of it, else within 2 ms."""
-        if self._handle is None or not self.pump.engine.grant(self._handle, credit):
+        if self._handle is None or self._taken_back or not self.pump.engine.grant(self._handle, credit):
             return
         if self._pulls != self.pump.pulls:
             self._pulls, self._unwritten = self.pump.pulls, 0
@@ -208,6 +217,12 @@ class Receiver(End):
             return
         self.pump.hurry()
         await self._until(lambda: not handle.draining)
+
+    def take_back(self) -> None:
+        """Take the credit back for good, as `drain`, without waiting for the answer."""
+        self._taken_back = True
+        if self._handle is not None and self.pump.engine.drain(self._handle):
+            self.pump.hurry()
 
     async def proved(self, patience: float = 1.0) -> bool:
         """Wait until the peer has shown that it saw what was ordered on this link before.

@@ -120,15 +120,15 @@ def copy(
     No delivery annotations, no user-id but that of `user`, and no header section, unless the original was durable: then
     one with durable, priority and ttl (DESIGN 6).
 
-    Raises `Undecodable` where a retry count is to be written into bytes that are no message; without one those go on as
-    they came: a dead letter that stops here would stop the line.
+    Bytes that are no message go on as they came, without a count: a letter that stops here would stop the line.
     """
-    if retry_header is None or attempt is None:
-        try:
-            return _copy(raw, None, user)
-        except Undecodable:
-            return raw
-    return _copy(raw, _Entry(retry_header, string(_name(retry_header)), string(b"%d" % attempt)), user)
+    count: _Entry | None = None
+    if retry_header is not None and attempt is not None:
+        count = _Entry(retry_header, string(_name(retry_header)), string(b"%d" % attempt))
+    try:
+        return _copy(raw, count, user)
+    except Undecodable:
+        return raw
 
 
 @attrs.frozen

@@ -49,6 +49,10 @@ class Capabilities:
     """The attempt grows with every delivery. False: it stays 1 (a table without attempt)."""
     counts_redeliveries: bool = True
     """`Delivery.redelivery_count` is the broker's count. False: it is None."""
+    counts_at_first: bool = True
+    """The first delivery is counted, as 0. False: its count is None (AMQP: no header section before a redelivery)."""
+    counts_detach: bool = False
+    """A delivery that goes back with the detach, unsettled, is counted all the same (RabbitMQ 4.3 classic)."""
     caps: Caps = Caps.EITHER
     least_cap: int = 1
     """The lowest `max_attempts` that the transport takes."""

@@ -7,6 +7,7 @@ that is published behind it and arrives alone.
 from __future__ import annotations
 
 import math
+import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ EARLY = 0.01
 LIMIT = 6
 """A whole check may take so many times the patience."""
 
+_RUN = secrets.token_hex(4)
 _numbers = count(1)
 
 
@@ -92,7 +94,7 @@ class Trial:
 
     async def queue(self) -> str:
         """The name of a fresh, empty queue."""
-        name = f"conformance_{next(_numbers)}"
+        name = f"conformance_{_RUN}_{next(_numbers)}"
         await self.harness.prepare(name)
         return name
 

@@ -72,7 +72,7 @@ async def client(broker: EmbeddedBroker) -> AsyncGenerator[Client, None]:
 
         nursery.start_soon(run)
         await pump.opened()
-        yield Client(pump, pump.begin())
+        yield Client(pump, await pump.begin())
         pump.close()
 
 

@@ -129,7 +129,7 @@ async def test_two_containers_and_our_own_pump_at_once() -> None:
         pump = Pump(await trio.open_tcp_stream(host, int(port)), Engine(Settings("us", login=Login())))
         nursery.start_soon(pump.run)
         await pump.opened()
-        session = pump.begin()
+        session = await pump.begin()
         sender, receiver = (
             pump.attach_sender(session, Terminus("ours")),
             pump.attach_receiver(session, Terminus("ours")),

@@ -69,7 +69,7 @@ async def scene(
 
         nursery.start_soon(run)
         await pump.opened()
-        session = pump.begin()
+        session = await pump.begin()
         await session.opened()
         yield Scene(broker, pump, session, ended)
         pump.close()
@@ -113,7 +113,7 @@ async def test_a_refused_attach_says_why(autojump_clock: trio.testing.MockClock)
         at.broker.refuse("gone", Condition("amqp:not-found", "no queue 'gone'"))
         for by_session in (False, True):
             at.broker.refuses_by_session = by_session
-            session = at.pump.begin()
+            session = await at.pump.begin()
             receiver = at.pump.attach_receiver(session, Terminus("gone"))
             with pytest.raises(LinkRefused, match=r"gone.*amqp:not-found"):
                 await receiver.attached()
@@ -159,7 +159,7 @@ async def test_a_severed_connection_wakes_everybody(autojump_clock: trio.testing
             at.peer.sever()
         assert len(woken) == len(calls)
         with pytest.raises(ConnectionBroken):
-            at.pump.begin()
+            await at.pump.begin()
     assert [type(error) for error in at.ended] == [ConnectionBroken]
 
 
@@ -298,7 +298,7 @@ async def test_a_goodbye_is_bounded_by_its_owner(autojump_clock: trio.testing.Mo
         broker.peers[0].freeze()
         pump.close()
         began = scope.deadline = trio.current_time() + 5.0
-        receiver = pump.begin()
+        receiver = await pump.begin()
         with pytest.raises(ConnectionBroken):
             await receiver.opened()
         assert trio.current_time() == began

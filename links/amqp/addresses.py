@@ -1,0 +1,73 @@
+"""Where messages come from and go to: a queue, a topic, or an address as it stands. Pure.
+
+What a name means is known when the peer is: RabbitMQ has its queues under `/queues/`, percent-encoded; elsewhere the
+name is the address (DESIGN 6).
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+import attrs
+
+from links.amqp.events import Terminus
+from links.amqp.rabbitmq import Peer
+
+__all__ = ["Address", "Queue", "Raw", "Topic"]
+
+_QUEUES = "/queues/"
+
+
+def _name(name: str) -> str:
+    given: object = name
+    if not isinstance(given, str) or not given:
+        raise ValueError(f"name must be a str of 1 character or more, not {given!r}")
+    return name
+
+
+@attrs.frozen
+class Address:
+    """An address. A `Destination` by its name. Raises `ValueError` for an empty one (A-5.3)."""
+
+    name: str = attrs.field(converter=_name)
+
+    def on(self, peer: Peer) -> Terminus:  # noqa: ARG002 -- subclasses ask
+        """The source or target of a link to this peer."""
+        return Terminus(self.name)
+
+    def queue(self, peer: Peer) -> str | None:  # noqa: ARG002 -- the same
+        """The name of the queue, as the management of this peer knows it; None: it is no queue."""
+        return None
+
+
+@attrs.frozen
+class Queue(Address):
+    """A queue by its name (A-5.1)."""
+
+    def on(self, peer: Peer) -> Terminus:
+        """As `Address.on`."""
+        return Terminus(_QUEUES + quote(self.name, safe="") if peer.is_rabbitmq else self.name, ("queue",))
+
+    def queue(self, peer: Peer) -> str | None:  # noqa: ARG002
+        """As `Address.queue`."""
+        return self.name
+
+
+@attrs.frozen
+class Topic(Address):
+    """A topic: each link that takes from it gets every message (RabbitMQ 4 has none to take from)."""
+
+    def on(self, peer: Peer) -> Terminus:  # noqa: ARG002
+        """As `Address.on`."""
+        return Terminus(self.name, ("topic",))
+
+
+@attrs.frozen
+class Raw(Address):
+    """An address that goes out as it stands, such as RabbitMQ's `/exchanges/<exchange>/<key>`."""
+
+    def queue(self, peer: Peer) -> str | None:
+        """As `Address.queue`."""
+        if peer.is_rabbitmq and self.name.startswith(_QUEUES):
+            return unquote(self.name.removeprefix(_QUEUES))
+        return None

@@ -1,0 +1,219 @@
+"""An AMQP 1.0 broker: one connection at a time, sessions and links on it.
+
+Owns which host comes next. Each life dials one host, logs in by one pinned mechanism, and looks at who answers: a
+RabbitMQ older than 4.0 is refused, since any *modified* ends its session.
+"""
+
+from __future__ import annotations
+
+import inspect
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import attrs
+import trio
+
+from links.abc import Broker
+from links.amqp.addresses import Address, Queue, Raw, Topic
+from links.amqp.dial import check_context, dial, explain
+from links.amqp.engine import Engine
+from links.amqp.life import Life
+from links.amqp.publisher import AmqpPublisher
+from links.amqp.pump import Pump
+from links.amqp.rabbitmq import Peer
+from links.amqp.settings import Login, Settings
+from links.amqp.source import AmqpSource
+from links.amqp.urls import login, parse
+from links.errors import ConnectionBroken, LinkError, LinkRefused
+from settlement.amqp import AT_LEAST_ONCE, Delays, Settle
+from settlement.attempts import RETRY_HEADER
+from settlement.delays import Copies
+from settlement.groups import alone, raise_bare
+from settlement.outcomes import seconds
+
+__all__ = ["AmqpBroker", "Password"]
+
+Password: TypeAlias = str | Callable[[], str | Awaitable[str]]
+
+DIAL: Final = 10.0
+"""Seconds for a connection to be made, and as many for the peer's answer to our open."""
+
+_COPIES = Copies()
+
+
+class AmqpBroker(Broker):
+    """A broker, by its URL, or by several of which one is tried after the other.
+
+    `url`: `amqp://[user:password@]host[:port][/vhost]`, or `amqps://` for TLS. `sasl`: "anonymous", "plain" or
+    "external", pinned; None: plain where there is a user, else anonymous. `password`: instead of the URL's; a function
+    is called, and awaited, for each connection. `plain_text`: a password may go to another machine without TLS.
+    `ssl_context`: instead of Python's default, which checks the certificate and the host name. `container_id`: what
+    this client calls itself. `heartbeat`: seconds of silence after which the connection is taken for dead, above 0,
+    noticed within twice as long. `durable`: what is published outlives the broker's restart, by a header section.
+    `retry_header`: the application property in which copies count. `connect`: how to get a stream to the peer instead
+    of dialling the URL (a tunnel, `EmbeddedBroker.connect`).
+
+    Raises `ValueError` that names the argument and its legal range; the password is in no error, log or repr.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        sasl: str | None = None,
+        password: Password | None = None,
+        plain_text: bool = False,
+        ssl_context: ssl.SSLContext | None = None,
+        container_id: str = "trio-settlement",
+        heartbeat: float = 30.0,
+        durable: bool = False,
+        retry_header: str = RETRY_HEADER,
+        connect: Callable[[], Awaitable[trio.abc.Stream]] | None = None,
+    ) -> None:
+        urls = [url] if isinstance(url, str) else list(url)
+        if not urls:
+            raise ValueError("url must be an AMQP URL, or one or more of them, not an empty list")
+        if not container_id:
+            raise ValueError("container_id must be 1 character or more, not an empty text")
+        if not retry_header:
+            raise ValueError("retry_header must be 1 character or more, not an empty text")
+        self._targets = [parse(each) for each in urls]
+        self._logins = [login(each, sasl=sasl, password=password, plain_text=plain_text) for each in self._targets]
+        for target in self._targets:
+            check_context(target, ssl_context)
+        super().__init__(", ".join(target.name for target in self._targets))
+        self.durable = durable
+        self.retry_header = retry_header
+        self.user: bytes | None = next((each.user.encode() for each in self._logins if each.user), None)
+        """Whose user-id a copy may keep."""
+        self.life: Life
+        """The present connection, or the last one; for sources and publishers, behind `until_up`."""
+        self._password = password if callable(password) else None
+        self._ssl_context = ssl_context
+        self._connect = connect
+        self._settings = Settings(container_id, idle_timeout=seconds("heartbeat", heartbeat, zero=False))
+        self._turn = 0
+
+    def __repr__(self) -> str:
+        return f"<AmqpBroker {self.name}: {self.presence.value}>"
+
+    # --- what a user calls
+
+    def queue(
+        self,
+        name: str,
+        *,
+        delays: Delays = _COPIES,
+        settle: Settle = AT_LEAST_ONCE,
+        credit: int | None = None,
+        count: str = "broker",
+    ) -> AmqpSource:
+        """A queue: `/queues/<name>` on RabbitMQ, the name itself elsewhere. No I/O.
+
+        `delays`: who keeps a message while `RetryAfter` runs (`settlement.amqp`). `settle`: `AT_LEAST_ONCE`, or
+        `AT_MOST_ONCE`: accepted on arrival. `credit`: how many deliveries may be unsettled at once, 1 or more; None:
+        2 × concurrency (× size). `count`: "broker"; or "copies" where the broker does not count redeliveries and does
+        not say so: then a capped `Retry` publishes a copy. Raises `ValueError` that names the argument.
+        """
+        return AmqpSource(self, Queue(name), delays=delays, settle=settle, credit=credit, count=count)
+
+    def topic(
+        self,
+        name: str,
+        *,
+        delays: Delays = _COPIES,
+        settle: Settle = AT_LEAST_ONCE,
+        credit: int | None = None,
+        count: str = "broker",
+    ) -> AmqpSource:
+        """A topic: every subscription gets each message that is published while it is attached. As `queue`."""
+        return AmqpSource(self, Topic(name), delays=delays, settle=settle, credit=credit, count=count)
+
+    def raw(
+        self,
+        address: str,
+        *,
+        delays: Delays = _COPIES,
+        settle: Settle = AT_LEAST_ONCE,
+        credit: int | None = None,
+        count: str = "broker",
+    ) -> AmqpSource:
+        """An address as it stands, without a capability. As `queue`."""
+        return AmqpSource(self, Raw(address), delays=delays, settle=settle, credit=credit, count=count)
+
+    def publisher(self, to: str | Address) -> AmqpPublisher:
+        """A publisher to a queue, by its name, or to a `Topic(name)` or `Raw(address)`. No I/O.
+
+        Raises `ValueError` for an empty name (A-8.4).
+        """
+        return AmqpPublisher(self, to if isinstance(to, Address) else Queue(to))
+
+    # --- one life
+
+    async def run(self, goodbye: float = 5.0, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """As `Broker.run`, with the next host.
+
+        Raises `LinkRefused` for a failed login, a failed TLS handshake, a peer that speaks something else or is too
+        old; `ConnectionBroken` for one that is not there, or falls silent.
+
+        Cancellation: the connection is closed within `goodbye`, shielded.
+        """
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._targets)
+        target = self._targets[turn]
+        who = await self._login(turn)
+        stream = await (dial(target, self._ssl_context, within=DIAL) if self._connect is None else self._connect())
+        settings = attrs.evolve(self._settings, hostname=target.hostname, login=who)
+        pump = Pump(stream, Engine(settings))
+        pumping = trio.CancelScope(shield=True)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(_pump, pump, pumping))
+                try:
+                    self.life = Life(pump, await self._peer(pump), self.lives + 1)
+                    with self.up():
+                        task_status.started()
+                        await trio.sleep_forever()
+                finally:
+                    pumping.deadline = trio.current_time() + goodbye
+                    pump.close()
+        except BaseExceptionGroup as group:
+            error = alone(group)
+            if isinstance(error, LinkError):
+                raise explain(error, target, who, opened=pump.peer is not None) from error
+            raise_bare(error)
+        raise ConnectionBroken(f"{target.name}: the connection was closed")
+
+    async def _login(self, turn: int) -> Login:
+        """Who logs in now. What the function for the password raises goes on, and so does `ValueError` for no text."""
+        who = self._logins[turn]
+        if self._password is None:
+            return who
+        said: Any = self._password()
+        if inspect.isawaitable(said):
+            said = await said
+        if not isinstance(said, str):
+            raise ValueError(f"password must be a function that gives a str, not {type(said).__name__}")
+        return login(self._targets[turn], sasl="plain", password=said, plain_text=True)
+
+    async def _peer(self, pump: Pump) -> Peer:
+        """Wait for the peer's open, and look at who it is. What the pump raises it raises itself."""
+        with trio.move_on_after(DIAL):
+            try:
+                opened = await pump.opened()
+            except LinkError:
+                await trio.sleep_forever()
+            peer = Peer.of(opened.properties)
+            if peer.too_old:
+                raise LinkRefused(f"{peer.name} ends the session on any *modified*: 4.0 is needed, or newer")
+            return peer
+        pump.break_off(f"no answer to the AMQP open within {DIAL:g} s")
+        await trio.sleep_forever()
+        raise AssertionError("unreachable: the pump raises")
+
+
+async def _pump(pump: Pump, scope: trio.CancelScope) -> None:
+    """Move bytes in a shield of its own: a cancellation is heard by the goodbye, which sets the deadline."""
+    with scope:
+        await pump.run()

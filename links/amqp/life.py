@@ -1,0 +1,115 @@
+"""One life of a connection: the pump, who the peer is, and two sessions: all publishers share one, and the questions to
+RabbitMQ's management the other.
+
+Owns the sender links, one per address, attached on first use. Hears publishers and sources by plain calls. When the
+connection is over everything here raises `ConnectionBroken`; the next life has links of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from itertools import count
+from typing import Final
+
+import attrs
+import trio
+
+from links.amqp.addresses import Address
+from links.amqp.ends import Sender, Sent, Session
+from links.amqp.events import Terminus
+from links.amqp.management import Management
+from links.amqp.pump import Pump
+from links.amqp.rabbitmq import Peer, QueueInfo
+
+__all__ = ["Life"]
+
+_LINK_REFUSED_ALONE: Final = (4, 1)
+"""A RabbitMQ before this one ends the whole session where it refuses a link."""
+
+
+@attrs.define(eq=False)
+class _Way:
+    """The link to one address, and whose turn it is: messages go in the order in which they were asked for."""
+
+    turn: trio.Lock = attrs.field(factory=trio.Lock)
+    sender: Sender | None = None
+
+
+class Life:
+    """From the peer's open to the end of the connection."""
+
+    def __init__(self, pump: Pump, peer: Peer, number: int) -> None:
+        self.pump = pump
+        self.peer = peer
+        self.number = number
+        """As `Broker.lives`."""
+        self._asking = trio.Lock()
+        self._manager: tuple[Session, Management] | None = None
+        self._token = secrets.token_hex(4)
+        self._links = count(1)
+        self._session: Session | None = None
+        self._ways: dict[Address, _Way] = {}
+
+    def link_name(self, what: str) -> str:
+        """A name that no other link has, also of another process with the same container id."""
+        return f"{self._token}-{next(self._links)}-{what}"
+
+    async def queue(self, name: str) -> QueueInfo:
+        """Ask the management of a RabbitMQ what this queue is like.
+
+        Raises `LinkRefused` where there is none, `LinkBroken` where it does not say, `ConnectionBroken`. Cancellation:
+        nothing was done.
+        """
+        async with self._asking:
+            if self._manager is None or self._manager[0].broken is not None:
+                session = await self.pump.begin()
+                manager = Management(self.pump, session)
+                try:
+                    await manager.attached()
+                except BaseException:
+                    session.end()
+                    raise
+                self._manager = session, manager
+            return await self._manager[1].queue(name)
+
+    async def send(self, address: Address, raw: bytes) -> Sent:
+        """Send a message to this address, behind those that were asked for before.
+
+        Whatever it raises, nothing was sent: `LinkRefused`, `LinkBroken`, `ConnectionBroken`. Cancellation: the same.
+        """
+        way = self._ways.setdefault(address, _Way())
+        async with way.turn:
+            if way.sender is None or way.sender.broken is not None:
+                way.sender = await self._attach(address)
+            return await way.sender.send(raw)
+
+    async def _attach(self, address: Address) -> Sender:
+        to = address.on(self.peer)
+        if self.peer.is_rabbitmq and self.peer.version < _LINK_REFUSED_ALONE:
+            await self._try(address, to)
+        if self._session is None or self._session.broken is not None:
+            self._session = await self.pump.begin()
+        return await self._attached(self._session, to)
+
+    async def _try(self, address: Address, to: Terminus) -> None:
+        """A refusal would end the session of all publishers: ask whether the queue is there, or attach in a session
+        that nobody else has.
+        """
+        queue = address.queue(self.peer)
+        if queue is not None:
+            await self.queue(queue)
+            return
+        session = await self.pump.begin()
+        try:
+            await self._attached(session, to)
+        finally:
+            session.end()
+
+    async def _attached(self, session: Session, to: Terminus) -> Sender:
+        sender = self.pump.attach_sender(session, to, name=self.link_name("sender"))
+        try:
+            await sender.attached()
+        except BaseException:
+            sender.detach()
+            raise
+        return sender

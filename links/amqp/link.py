@@ -1,0 +1,148 @@
+"""One attached receiver: deliveries come as credit was given, a disposition and its credit go out together.
+
+Credit stands for the free places of the subscription: `receive` gives as much as it was told that there is room for,
+`settle` gives back one for each verb, behind it on the wire. So the peer never has more than the limit unsettled here,
+also while what was said is not written yet; at most once it is the handler's end that gives credit back.
+
+Cancellation: an order is with the engine when `settle` returns, and goes out; the goodbye detaches, shielded and
+bounded, and what is unsettled goes back to the queue (A-1.5).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import trio
+
+from links.abc import Link, Order, Received, Verdict
+from links.amqp.deliveries import disposition, received
+from links.amqp.ends import Receiver
+from links.amqp.events import ACCEPTED
+from links.amqp.handles import Arrival
+from links.errors import LeaseLost, LetGo, LinkBroken
+from settlement.amqp import Accepted
+
+__all__ = ["AmqpLink"]
+
+PATIENCE: Final = 1.0
+"""Seconds for which a peer that nobody knows may leave the first echo unanswered; then it counts as one that does."""
+TAKING: Final = 1.0
+"""Seconds for which the accepting of what was received at most once is written in spite of a cancellation."""
+
+
+class AmqpLink(Link[bytes]):
+    """One life."""
+
+    proves = True
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        *,
+        source: str,
+        retry_header: str,
+        counts: bool,
+        at_most_once: bool,
+        echoes: bool,
+    ) -> None:
+        self._receiver = receiver
+        self._source = source
+        self._retry_header = retry_header
+        self._counts = counts
+        self._at_most_once = at_most_once
+        self._patience = math.inf if echoes else PATIENCE
+        self._numbers = 0
+        self._stopped = False
+
+    async def receive(self, room: int) -> Sequence[Received[bytes]]:
+        """As `Link.receive`. What came before a break is not handed over: it is with the queue again.
+
+        At most once each is accepted, and that is written, before it is handed over (A-2.1).
+
+        Cancellation: nothing was taken; what is being accepted is handed over all the same (shielded, 1 s).
+        """
+        receiver = self._receiver
+        self._check()
+        if not self._stopped and (short := room - receiver.ahead) > 0:
+            receiver.grant(short)
+        arrivals = await receiver.receive(room)
+        self._check()
+        if self._at_most_once:
+            for arrival in arrivals:
+                receiver.settle(arrival, ACCEPTED)
+            with trio.move_on_after(TAKING, shield=True):
+                await receiver.pump.written()
+        return [self._received(arrival) for arrival in arrivals]
+
+    def _received(self, arrival: Arrival) -> Received[bytes]:
+        self._numbers += 1
+        return received(
+            arrival, source=self._source, number=self._numbers, retry_header=self._retry_header, counts=self._counts
+        )
+
+    def stop(self) -> None:
+        """Take the credit back; what comes all the same is detached with the rest."""
+        self._stopped = True
+        self._receiver.take_back()
+
+    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+        """As `Link.settle`: each disposition is with the engine, in order, and written within 2 ms.
+
+        There is no checkpoint here.
+        """
+        self._check()
+        receiver, wall = self._receiver, time.time()
+        verdicts: list[Verdict] = []
+        for order in orders:
+            arrival: Arrival = order.received.token
+            if receiver.settle(arrival, disposition(order.plan.verb, wall)):
+                verdicts.append(None)
+            else:
+                verdicts.append(self._unsaid(order, arrival))
+        if not self._stopped:
+            receiver.grant(len(orders))
+        return verdicts
+
+    def _unsaid(self, order: Order, arrival: Arrival) -> Verdict:
+        what = f"{self._source}: delivery {order.received.delivery.id}"
+        if not arrival.settled:
+            return LeaseLost(f"{what} was settled before, or is not this link's")
+        if isinstance(order.plan.verb, Accepted):
+            return None
+        return LetGo(f"{what} came settled; let its sender send unsettled, or subscribe with settle=AT_MOST_ONCE")
+
+    def let_go(self, received: Received[bytes]) -> None:  # noqa: ARG002
+        """As `Link.let_go`: its credit goes out again."""
+        if not self._stopped:
+            self._receiver.grant(1)
+
+    async def flush(self) -> None:
+        """As `Link.flush`: all is written, at once."""
+        await self._receiver.pump.written()
+
+    async def proved(self) -> None:
+        """As `Link.proved`: the peer has answered a flow with echo (weaker where it answers none: README)."""
+        await self._receiver.proved(self._patience)
+
+    async def until_broken(self) -> NoReturn:
+        """As `Link.until_broken`."""
+        await self._receiver.until_broken()
+
+    async def say_goodbye(self, goodbye: float) -> None:
+        """Detach and end the session, within `goodbye` seconds; shielded. After it every call raises `LinkBroken`.
+
+        Cancellation: not heard before the deadline; then the end of the connection says the same.
+        """
+        receiver = self._receiver
+        with trio.CancelScope(deadline=trio.current_time() + goodbye, shield=True):
+            receiver.detach()
+            receiver.session.end()
+            await receiver.session.ended()
+        receiver.break_(LinkBroken(f"{self._source}: detached"))
+
+    def _check(self) -> None:
+        if self._receiver.broken is not None:
+            raise self._receiver.broken

@@ -1,0 +1,95 @@
+"""Publishes to one address; a message is confirmed when the peer has accepted it (A-8.2)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import trio
+
+from links.abc import Publisher
+from links.amqp.addresses import Address
+from links.amqp.deliveries import raw_of
+from links.amqp.ends import Sent
+from links.amqp.events import State
+from links.amqp.messages import copy, encode, with_annotation
+from links.amqp.values import Timestamp
+from links.errors import ConnectionBroken, LinkBroken, LinkRefused, PublishNotAccepted
+from settlement.attempts import header_count
+from settlement.delivery import Letter, check_letter
+
+if TYPE_CHECKING:
+    from links.amqp.broker import AmqpBroker
+
+__all__ = ["AmqpPublisher"]
+
+
+class AmqpPublisher(Publisher):
+    """Made by `AmqpBroker.publisher`. `annotation`: how this broker is told when a message is due (`Scheduled`)."""
+
+    def __init__(self, broker: AmqpBroker, address: Address, *, annotation: str | None = None) -> None:
+        self.broker = self._broker = broker
+        self.name = address.name
+        self.address = address
+        self._annotation = annotation
+
+    def __repr__(self) -> str:
+        return f"<AmqpPublisher to {self.name!r} on {self.broker.name}>"
+
+    async def send(self, letter: Letter) -> None:
+        """Send one message and wait until it is accepted; others may be on their way at the same time.
+
+        A copy of a delivery of this transport is spliced from its raw form. Raises `PublishNotAccepted` where the peer
+        answers with another outcome (RabbitMQ's *released*: no queue is bound) or refuses a link to the address, and
+        where AMQP cannot carry the letter; else as `Publisher.publish`.
+
+        Cancellation: the message was sent or not; one that had no credit yet was not.
+        """
+        try:
+            raw = self._encoded(letter, time.time())
+        except ValueError as mistake:
+            raise PublishNotAccepted(f"{self.name!r}: {mistake}") from None
+        sent = await self._sent(raw)
+        try:
+            outcome = await sent.outcome()
+        except (ConnectionBroken, LinkBroken) as error:
+            said = f"{self.name!r} on {self.broker.name}: {error}; the message may be there or not"
+            raise LinkBroken(said) from error
+        if outcome is None or outcome.state is not State.ACCEPTED:
+            said = "settled without an outcome" if outcome is None else str(outcome)
+            why = f": {outcome.condition}" if outcome is not None and outcome.condition is not None else ""
+            unrouted = "; is a queue bound there?" if outcome is not None and outcome.state is State.RELEASED else ""
+            raise PublishNotAccepted(f"{self.name!r} on {self.broker.name}: {said}{why}{unrouted}")
+
+    async def _sent(self, raw: bytes) -> Sent:
+        """Send in this life of the connection, or the next one. Whatever it raises, nothing was sent."""
+        after = 0
+        while True:
+            await self._broker.until_up(after)
+            life = self._broker.life
+            try:
+                return await life.send(self.address, raw)
+            except ConnectionBroken:
+                after = life.number
+            except (LinkRefused, LinkBroken) as error:
+                raise PublishNotAccepted(f"{self.name!r} on {self.broker.name}: {error}; nothing was sent") from error
+            await trio.lowlevel.checkpoint()
+
+    def _encoded(self, letter: Letter, wall: float) -> bytes:
+        check_letter(letter)
+        raw = raw_of(letter.original)
+        if raw is None:
+            raw = encode(letter, durable=self._broker.durable)
+        elif letter.headers is letter.original.headers:
+            raw = copy(raw, user=self._broker.user)
+        else:
+            name = self._broker.retry_header
+            count = header_count(letter.headers, name)
+            raw = copy(raw, retry_header=name, attempt=count, user=self._broker.user)
+        if letter.deliver_after is None:
+            return raw
+        if self._annotation is None:
+            raise ValueError("only Scheduled(annotation) lets an AMQP broker wait; this publisher has no annotation")
+        if self._annotation.endswith("time"):
+            return with_annotation(raw, self._annotation, Timestamp(round((wall + letter.deliver_after) * 1000)))
+        return with_annotation(raw, self._annotation, round(letter.deliver_after * 1000))

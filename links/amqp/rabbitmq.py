@@ -1,0 +1,160 @@
+"""What we know of a peer and of its queues, and what follows from it. Pure.
+
+RabbitMQ is the peer whose queues differ: some count deliveries and some do not, and a quorum queue throws away on its
+own what was delivered too often. What is not known here counts as the weaker of two, so that a message is copied once
+too often rather than tried for ever. Each fact was tried on 4.0.5 and 4.3.6.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, cast
+
+import attrs
+
+__all__ = ["Peer", "QueueInfo", "advice", "counts", "delays_natively", "queue_info"]
+
+DEFAULT_DELIVERY_LIMIT: Final = 20
+"""That of a quorum queue whose arguments say nothing, from 4.0 on."""
+
+_RABBITMQ: Final = "RabbitMQ"
+_EMBEDDED: Final = "trio-settlement embedded"
+"""What `links.amqp.embedded` says that it is."""
+_NO_ARGUMENTS: Final[Mapping[str, object]] = MappingProxyType({})
+_NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})*")
+_FIRST_WITH_MODIFIED: Final = (4,)
+_FIRST_WITH_DELAY: Final = (4, 3)
+_FIRST_COUNTING_CLASSIC: Final = (4, 3)
+
+
+@attrs.frozen
+class Peer:
+    """Who is at the other end of a connection, by its own word."""
+
+    product: str = ""
+    release: str = ""
+    """Its version as it says it, such as `4.3.6`."""
+
+    @classmethod
+    def of(cls, properties: Mapping[str, object]) -> Peer:
+        """Take it from the properties with which the peer opened the connection (`Opened.properties`)."""
+        product, release = properties.get("product"), properties.get("version")
+        return cls(product if isinstance(product, str) else "", release if isinstance(release, str) else "")
+
+    @property
+    def name(self) -> str:
+        """For messages, such as `RabbitMQ 4.3.6`."""
+        return f"{self.product} {self.release}".strip() or "a peer that does not say what it is"
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The numbers that the release begins with; none where it begins with something else."""
+        found = _NUMBERS.match(self.release)
+        return tuple(int(number) for number in found[0].split(".")) if found else ()
+
+    @property
+    def is_rabbitmq(self) -> bool:
+        """Is it a RabbitMQ?"""
+        return self.product == _RABBITMQ
+
+    @property
+    def is_embedded(self) -> bool:
+        """Is it our own embedded broker?"""
+        return self.product == _EMBEDDED
+
+    @property
+    def too_old(self) -> bool:
+        """Is it a RabbitMQ before 4.0? It ends the session on any *modified*. One without a version is not."""
+        return self.is_rabbitmq and () < self.version < _FIRST_WITH_MODIFIED
+
+
+@attrs.frozen
+class QueueInfo:
+    """What RabbitMQ says of one of its queues. Its policies stand in none of it: `/management` does not show them."""
+
+    name: str
+    kind: str
+    """`quorum`, `classic`, `stream`, or what a plugin calls its own."""
+    arguments: Mapping[str, object]
+    delivery_limit: int | None
+    """After so many failed deliveries, and one more, the broker discards a message, or dead-letters it; None: never."""
+    dead_letter: str | None
+    """Where the broker puts what is rejected or over the limit, in words; None: it is gone."""
+
+
+def queue_info(answer: Mapping[str, object]) -> QueueInfo:
+    """Read what `/management` answers to `GET /queues/:name`. What is missing there, or of another type, is empty."""
+    name, kind, arguments = answer.get("name"), answer.get("type"), answer.get("arguments")
+    named = cast("Mapping[str, object]", arguments) if isinstance(arguments, Mapping) else _NO_ARGUMENTS
+    found = kind if isinstance(kind, str) else ""
+    limit, dead_letter = _delivery_limit(found, named), _dead_letter(named)
+    return QueueInfo(name if isinstance(name, str) else "", found, named, limit, dead_letter)
+
+
+def _delivery_limit(kind: str, arguments: Mapping[str, object]) -> int | None:
+    if kind != "quorum":
+        return None  # the others refuse the argument
+    limit = arguments.get("x-delivery-limit")
+    if not isinstance(limit, int) or isinstance(limit, bool):
+        return DEFAULT_DELIVERY_LIMIT  # one that is a text is taken and passed over: 4.3 limits by 20, 4.0 not at all
+    return limit if limit >= 0 else None
+
+
+def _dead_letter(arguments: Mapping[str, object]) -> str | None:
+    exchange, key = arguments.get("x-dead-letter-exchange"), arguments.get("x-dead-letter-routing-key")
+    if not isinstance(exchange, str):
+        return None
+    if not isinstance(key, str):
+        return f"exchange {exchange!r}"
+    return f"exchange {exchange!r}, key {key!r}" if exchange else f"queue {key!r}"
+
+
+def counts(peer: Peer, kind: str | None) -> bool:
+    """Does the delivery-count of a message in such a queue grow with *modified*, delivery-failed?
+
+    False, so that copies count: RabbitMQ's classic queues before 4.3 (it stays 0), its streams (they never deliver
+    again), its queues of a kind that is not known (None: not read), and any queue of one without a version.
+    """
+    if not peer.is_rabbitmq:
+        return True
+    if kind == "quorum":
+        return peer.version >= _FIRST_WITH_MODIFIED
+    return kind == "classic" and peer.version >= _FIRST_COUNTING_CLASSIC
+
+
+def delays_natively(peer: Peer, kind: str | None) -> bool:
+    """Does such a queue keep a *modified* message back until its `x-opt-delivery-time`?"""
+    return peer.is_embedded or (peer.is_rabbitmq and kind == "quorum" and peer.version >= _FIRST_WITH_DELAY)
+
+
+def advice(info: QueueInfo, *, max_attempts: int | None, has_dead_letter: bool) -> str | None:
+    """The warning for a queue that throws messages away before our cap decides about them; None: there is none.
+
+    `max_attempts` and `has_dead_letter` are those of our policy. Compared are the queue's delivery limit L and our cap
+    n: L <= n warns (DESIGN 6). A limit of L allows L + 1 deliveries and a cap of n needs n of them, so that with
+    L = n - 1 nothing is cut short as long as every delivery ends with an outcome. The broker counts those that do not
+    as well (the connection broke; on 4.0 a detach, too): from L = n + 1 on two may be spared for them. Without a cap
+    every limit is reached, unless our dead letter takes each retry (A-4.7).
+
+    Nothing is lost, and nothing is said, where the queue itself has a dead-letter target.
+    """
+    limit = info.delivery_limit
+    if limit is None or info.dead_letter is not None:
+        return None
+    if max_attempts is None:
+        if has_dead_letter:
+            return None
+        ours = "there is no max_attempts"
+    elif limit <= max_attempts:
+        ours = f"max_attempts={max_attempts} is not below the limit"
+    else:
+        return None
+    tries = "1 try" if limit == 0 else f"{limit + 1} tries"
+    lower = f"set max_attempts to {limit - 1} or less, or " if limit > 1 else ""
+    return (
+        f"queue {info.name!r}: RabbitMQ discards a message after {tries} (delivery limit {limit}) and has no dead "
+        f"letter for it, and {ours}: {lower}declare the queue with x-dead-letter-exchange, or with a higher "
+        "x-delivery-limit (-1: none). A RabbitMQ policy that says otherwise cannot be seen from here"
+    )

@@ -1,0 +1,177 @@
+"""A queue, a topic or a raw address of an AMQP broker as a source of deliveries."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from links.abc import Link, Lost, Source
+from links.amqp.addresses import Address, Queue, Topic
+from links.amqp.ends import Receiver
+from links.amqp.life import Life
+from links.amqp.link import AmqpLink
+from links.amqp.publisher import AmqpPublisher
+from links.amqp.rabbitmq import QueueInfo, advice, counts, delays_natively
+from links.errors import LinkBroken, LinkRefused
+from settlement.amqp import AT_MOST_ONCE, Delays, Facts, Settle, Verb, decide
+from settlement.delays import Copies, Hold, Native, Scheduled, Stored
+from settlement.delivery import Delivery, Destination
+from settlement.plans import Plan
+from settlement.policy import Ending, Policy, positive
+
+if TYPE_CHECKING:
+    from links.amqp.broker import AmqpBroker
+
+__all__ = ["AmqpSource"]
+
+_log = logging.getLogger("trio_settlement")
+
+ATTACH: Final = 30.0
+"""Seconds within which a peer answers an attach."""
+
+
+class AmqpSource(Source[bytes]):
+    """Made by `AmqpBroker.queue`, `.topic` and `.raw`."""
+
+    def __init__(
+        self, broker: AmqpBroker, address: Address, *, delays: Delays, settle: Settle, credit: int | None, count: str
+    ) -> None:
+        given: object = delays
+        if isinstance(given, Stored):
+            raise ValueError("delays must be Copies, Hold, Native or Scheduled; Stored(queue) is not built yet")
+        if not isinstance(given, Copies | Hold | Native | Scheduled):
+            raise ValueError(f"delays must be Copies(), Hold(…), Native() or Scheduled(…), not {given!r}")
+        if not isinstance(settle, Settle):
+            raise ValueError(f"settle must be AT_LEAST_ONCE or AT_MOST_ONCE, not {settle!r}")
+        if count not in ("broker", "copies"):
+            raise ValueError(f"count must be 'broker' or 'copies', not {count!r}")
+        self.broker = self._broker = broker
+        self.name = address.name
+        self.at_most_once = settle is AT_MOST_ONCE
+        after = delays if isinstance(delays, Copies) else Copies() if self.at_most_once else None
+        self.copies = 0 if after is None else after.max_waiting
+        self._address = address
+        self._credit = None if credit is None else positive("credit", credit)
+        self._delays = delays
+        self._counted_by_broker = count == "broker"
+        to: str | Destination = address.name
+        if isinstance(delays, Scheduled):
+            to = AmqpPublisher(broker, address, annotation=delays.annotation)
+        elif not isinstance(address, Queue):
+            to = AmqpPublisher(broker, address)
+        self._facts = Facts(to, delays, settle, broker.retry_header)
+        self._advised: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<AmqpSource {self.name!r} on {self.broker.name}>"
+
+    def limit(self, concurrency: int, size: int = 1) -> int:
+        """The credit: as given, else 2 × concurrency × size (DESIGN 3.1); `Hold` adds the places of what it holds."""
+        share = 2 * concurrency * size if self._credit is None else self._credit
+        return share + (self._delays.max_held if isinstance(self._delays, Hold) else 0)
+
+    def check(self, policy: Policy) -> None:
+        """Refuse, by `ValueError`, a dead letter that is the queue itself: it would go round for ever."""
+        to = policy.dead_letter
+        same = isinstance(to, AmqpPublisher) and to.broker is self.broker and to.address == self._address
+        if same or (isinstance(self._address, Queue) and to == self.name):
+            raise ValueError(f"dead_letter must be another address than {self.name!r} itself")
+
+    def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Verb]:
+        """The decision table of `settlement.amqp`."""
+        return decide(outcome, delivery, self._facts, policy)
+
+    @asynccontextmanager
+    async def attach(
+        self,
+        subscription: str,
+        lost: Lost,  # noqa: ARG002 -- no delivery has a connection of its own here
+        goodbye: float,
+        policy: Policy = Policy(),
+    ) -> AsyncGenerator[Link[bytes], None]:
+        """Ask the management of a RabbitMQ about the queue, begin a session, attach a receiver.
+
+        Raises `LinkRefused` where the peer refuses the address, or has no `Native` delay there; `LinkBroken`,
+        `ConnectionBroken`. On the way out it detaches: what is unsettled goes back.
+
+        Cancellation: the session is ended; the goodbye is shielded, within `goodbye`.
+        """
+        await self._broker.until_up()
+        life = self._broker.life
+        try:
+            info = await self._look(life, subscription)
+            self._examine(life, info, subscription, policy)
+            link = await self._attached(life, info)
+        except LinkRefused as error:
+            said = f"subscription {subscription!r}: {self.name!r} on {self.broker.name}: {error}"
+            raise LinkRefused(said) from error
+        try:
+            yield link
+        finally:
+            await link.say_goodbye(goodbye)  # noqa: ASYNC102 -- it shields itself, with a deadline
+
+    async def _look(self, life: Life, subscription: str) -> QueueInfo | None:
+        """What the peer says of the queue; None: it cannot be asked."""
+        queue = self._address.queue(life.peer)
+        if not life.peer.is_rabbitmq or queue is None:
+            return None
+        try:
+            return await life.queue(queue)
+        except LinkBroken as error:
+            self._advise(f"subscription {subscription!r}: the type of queue {queue!r} cannot be read: {error}")
+            return None
+
+    def _examine(self, life: Life, info: QueueInfo | None, subscription: str, policy: Policy) -> None:
+        """Refuse what this peer cannot do, and say once what an operator should know."""
+        kind = None if info is None else info.kind
+        if isinstance(self._delays, Native) and not delays_natively(life.peer, kind):
+            where = life.peer.name if kind is None else f"a {kind} queue of {life.peer.name}"
+            raise LinkRefused(
+                f"delays=Native() needs a quorum queue of RabbitMQ 4.3 or newer, this is {where}; "
+                "use Hold(…) or Copies() instead"
+            )
+        if isinstance(self._address, Topic):
+            if life.peer.is_rabbitmq:
+                raise LinkRefused("RabbitMQ has no topic to take from: bind a queue to the exchange, take from that")
+            if policy.max_attempts is not None:
+                self._advise(
+                    f"subscription {subscription!r}: copies for max_attempts={policy.max_attempts} go to the topic "
+                    f"{self.name!r}, so that every subscription of it gets them, also those that have acked (A-4.9)"
+                )
+        if info is not None:
+            has_dead_letter = policy.dead_letter is not None
+            said = advice(info, max_attempts=policy.max_attempts, has_dead_letter=has_dead_letter)
+            if said is not None:
+                self._advise(f"subscription {subscription!r}: {said}")
+
+    def _advise(self, said: str) -> None:
+        """Once per source: every life looks again."""
+        if said not in self._advised:
+            self._advised.add(said)
+            _log.warning("%s", said)
+
+    async def _attached(self, life: Life, info: QueueInfo | None) -> AmqpLink:
+        session = await life.pump.begin()
+        receiver: Receiver | None = None
+        try:
+            terminus = self._address.on(life.peer)
+            receiver = life.pump.attach_receiver(session, terminus, name=life.link_name("receiver"))
+            with trio.move_on_after(ATTACH):
+                await receiver.attached()
+                return AmqpLink(
+                    receiver,
+                    source=self.name,
+                    retry_header=self._broker.retry_header,
+                    counts=self._counted_by_broker and counts(life.peer, None if info is None else info.kind),
+                    at_most_once=self.at_most_once,
+                    echoes=life.peer.is_rabbitmq or life.peer.is_embedded,
+                )
+        except BaseException:
+            session.end()
+            raise
+        session.end()
+        raise LinkBroken(f"{self.name!r} on {self.broker.name}: no answer to the attach within {ATTACH:g} s")
