@@ -86,9 +86,13 @@ venv_install_module() { # Debian keeps the module venv in a package of its own
     venv_fail "this python3 has no venv; on Debian and Ubuntu: apt-get install python3-venv"
 }
 
-venv_apt() {
-    apt-get -qq update >&2 && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install "$@" </dev/null >&2
-}
+venv_apt() ( # one at a time: tests/servers/rabbitmq takes the same lock, and apt-get update waits for nobody
+    lock=${XDG_CACHE_HOME:-$HOME/.cache}/trio-settlement/apt.lock
+    mkdir -p "$(dirname "$lock")"
+    exec 8>"$lock"
+    if command -v flock >/dev/null; then flock 8; fi
+    apt-get -qq update >&2 8>&- && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install "$@" </dev/null >&2 8>&-
+)
 
 venv_three_times() {
     local try
