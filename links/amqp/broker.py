@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -20,6 +21,7 @@ from links.amqp.addresses import Address, Queue, Raw, Topic
 from links.amqp.dial import check_context, dial, explain
 from links.amqp.engine import Engine
 from links.amqp.life import Life
+from links.amqp.management import Management, management
 from links.amqp.publisher import AmqpPublisher
 from links.amqp.pump import Pump
 from links.amqp.rabbitmq import Peer
@@ -149,6 +151,17 @@ class AmqpBroker(Broker):
         Raises `ValueError` for an empty name (A-8.4).
         """
         return AmqpPublisher(self, to if isinstance(to, Address) else Queue(to))
+
+    @asynccontextmanager
+    async def management(self) -> AsyncGenerator[Management, None]:
+        """RabbitMQ's management: `queue`, `declare`, `delete`, `purge`, `bind`, `count`; for set-up and tests.
+
+        Raises `LinkRefused` where the peer is no RabbitMQ from 4.0 on; `NotConnected`, `ConnectionBroken`,
+        `LinkBroken`. Cancellation: as the end of the block.
+        """
+        await self.until_up()
+        async with management(self.life.pump) as manage:
+            yield manage
 
     # --- one life
 
