@@ -1,6 +1,7 @@
-"""An engine that accepts a connection: the SASL layer before it, and the answers to echo, which proton does not give.
+"""An engine that accepts a connection: the SASL layer before it, and the answers that proton does not give: to an echo,
+and to a drain whose credit is used up.
 
-An answer to an echo is a flow, and a flow tells the state of its session, which proton does not tell. So this engine
+Such an answer is a flow, and a flow tells the state of its session, which proton does not tell. So this engine
 reads the frames that pass in both directions: which channel and handle is whose, and how many transfers there were.
 """
 
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import attrs
 
+from links.amqp.binding import lib
 from links.amqp.engine import Engine
 from links.amqp.events import Condition, CreditGranted, SessionOpened
 from links.amqp.handles import LinkHandle, SessionHandle
 from links.amqp.sasl import SaslServer
 from links.amqp.settings import Settings
 from links.amqp.values import scalar, text
-from links.amqp.wire import ATTACH, BEGIN, FLOW, TRANSFER, Frame, Frames, fields_of, flow_frame, wants_echo
+from links.amqp.wire import ATTACH, BEGIN, FLOW, TRANSFER, Frame, Frames, drains, fields_of, flow_frame, wants_echo
 
 __all__ = ["AcceptingEngine"]
 
@@ -45,6 +47,7 @@ class AcceptingEngine(Engine):
         self._ours: dict[int, _Channel] = {}
         self._handles: dict[LinkHandle, bytes] = {}
         self._asked: list[LinkHandle] = []
+        self._draining: set[LinkHandle] = set()
 
     def receive_bytes(self, data: bytes | bytearray) -> None:
         """Take bytes from the peer."""
@@ -62,7 +65,7 @@ class AcceptingEngine(Engine):
             if code == TRANSFER:
                 if (channel := self._theirs.get(frame.channel)) is not None:
                     channel.incoming += 1
-            elif code == BEGIN or (code == FLOW and wants_echo(frame)):
+            elif code == BEGIN or (code == FLOW and (drains(frame) or wants_echo(frame))):
                 super().receive_bytes(data[given : frame.end - kept])
                 given = frame.end - kept
                 self._note(frame)
@@ -70,16 +73,25 @@ class AcceptingEngine(Engine):
 
     def _note(self, frame: Frame) -> None:
         """What the engine has just made of this frame."""
-        for event in reversed(self.heard):
+        for event in reversed(self._listener.heard):
             match event:
                 case SessionOpened(session) if frame.code == BEGIN:
                     self._theirs[frame.channel] = _Channel(session, _int(fields_of(frame)[1]))
                     return
                 case CreditGranted(link) if frame.code == FLOW:
-                    self._asked.append(link)
+                    if drains(frame):
+                        self._draining.add(link)
+                    if wants_echo(frame):
+                        self._asked.append(link)
                     return
                 case _:
                     pass
+
+    def drained(self, link: LinkHandle) -> None:
+        """Answer a drain: the rest of the credit is given back."""
+        if self.credit(link) > 0:
+            self._draining.discard(link)
+        super().drained(link)
 
     def data_to_send(self) -> bytes:
         """What is to be written now."""
@@ -94,8 +106,11 @@ class AcceptingEngine(Engine):
                 self._began(frame)
             elif frame.code == ATTACH:
                 self._attached(frame)
-        asked, self._asked = self._asked, []
-        return b"".join([before, data, *(self._answer(link) for link in dict.fromkeys(asked))])
+        asked, self._asked = dict.fromkeys(self._asked, False), []
+        for link in [link for link in self._draining if not self.credit(link) and not self.queued(link)]:
+            self._draining.discard(link)
+            asked[link] = link.alive and bool(lib.pn_link_get_drain(link.pointer))  # or it thought better of it
+        return b"".join([before, data, *(self._answer(link, drain=drain) for link, drain in asked.items())])
 
     def _began(self, frame: Frame) -> None:
         remote, outgoing = fields_of(frame)[:2]
@@ -108,7 +123,7 @@ class AcceptingEngine(Engine):
             if link.name.encode() == text(name, 0) and link.is_sender != scalar(is_receiver, 0):
                 self._handles[link] = handle
 
-    def _answer(self, link: LinkHandle) -> bytes:
+    def _answer(self, link: LinkHandle, *, drain: bool) -> bytes:
         channel = next((each for each in self._ours.values() if each.session is link.session), None)
         handle = self._handles.get(link)
         if not link.alive or handle is None or channel is None or channel.number is None:
@@ -122,6 +137,7 @@ class AcceptingEngine(Engine):
             window=_WINDOW,
             delivery_count=link.passed - queued,
             credit=self.credit(link) + queued,
+            drain=drain,
         )
 
 

@@ -18,14 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from links.amqp.binding import (
-    Pointer,
-    ffi,
-    lib,
-    put_condition,
-    put_map,
-    put_symbols,
-)
+from links.amqp.binding import Pointer, ffi, lib, put_condition, put_map, put_symbols
 from links.amqp.echo import Echoes
 from links.amqp.events import (
     ACCEPTED,
@@ -120,6 +113,8 @@ class Engine:
             at += count
         self.frames_received = lib.pn_transport_get_frames_input(transport)
         self._listener.listen()
+        if not self.accepting:
+            self._listener.heard += self._echoes.answered(bytes(data))
         if lib.pn_transport_capacity(transport) < 0:
             self._input_is_over()
 
@@ -142,8 +137,7 @@ class Engine:
         """What is to be written now: whole frames."""
         data = self._pull()
         if self._grants:
-            self._flow()
-            data += self._pull()
+            data += self._flows()
         if self._echoes:
             data += self._echoes.data_to_send()
         self._listener.free()
@@ -180,11 +174,6 @@ class Engine:
     def events(self) -> list[Event]:
         """What has happened since the last call."""
         return self._listener.take()
-
-    @property
-    def heard(self) -> list[Event]:
-        """What `events` will return."""
-        return self._listener.heard
 
     def fail(self, condition: Condition) -> None:
         """Give up: `Failed` comes."""
@@ -265,6 +254,7 @@ class Engine:
         make = lib.pn_sender if is_sender else lib.pn_receiver
         pointer = make(session.pointer, name.encode())
         link = self._listener.add_link(pointer, session, name, is_sender=is_sender, presettled=presettled)
+        self._echoes.attaching(link)
         _put_terminus(lib.pn_link_source(pointer), ends[0])
         _put_terminus(lib.pn_link_target(pointer), ends[1])
         put_map(lib.pn_link_properties(pointer), properties or {})
@@ -313,19 +303,25 @@ class Engine:
         self._grants[link] = self._grants.get(link, 0) + credit
         return True
 
-    def _flow(self) -> None:
-        for link, credit in self._grants.items():
-            if link.alive:
+    def _flows(self) -> bytes:
+        """The flows that give the credit of `_grants`; those of links with an echo on its way ask for it, too."""
+        grants, self._grants = self._grants, {}
+        chunks: list[bytes] = []
+        for link, credit in grants.items():
+            if link.alive and link.echoing:
                 lib.pn_link_flow(link.pointer, credit)
-        self._grants.clear()
+                chunks.append(self._echoes.ask_by(link, self._pull()))
+        for link, credit in grants.items():
+            if link.alive and not link.echoing:
+                lib.pn_link_flow(link.pointer, credit)
+        return b"".join((*chunks, self._pull()))
 
     def drain(self, link: LinkHandle) -> bool:
-        """Ask for what is there and take the rest of the credit back; `Drained` comes."""
-        if not (link.alive and link.attached):
+        """Ask for what is there and take the rest of the credit back; `Drained` comes. False: there is no credit."""
+        if not (link.alive and link.attached and self.credit(link)):
             return False
-        self._flow()
-        link.draining = True
-        lib.pn_link_drain(link.pointer, 0)
+        link.draining = link.drain_unanswered = True
+        lib.pn_link_drain(link.pointer, self._grants.pop(link, 0))
         return True
 
     def settle(self, arrival: Arrival, disposition: Disposition = ACCEPTED) -> bool:
@@ -379,6 +375,11 @@ class Engine:
     def queued(self, link: LinkHandle) -> int:
         """How many messages were sent and are not written: without credit, or beyond the session's window."""
         return int(lib.pn_link_queued(link.pointer)) if link.alive else 0
+
+    @property
+    def blocked(self) -> bool:
+        """Has a message been sent and not written? A flow that moves its session's window is no event."""
+        return any(link.is_sender and self.queued(link) for link in self._listener.links.values())
 
     def drained(self, link: LinkHandle) -> None:
         """Answer a drain: the rest of the credit is given back."""

@@ -30,8 +30,10 @@ class LinkHandle:
     __slots__ = (
         "alive",
         "attached",
+        "drain_unanswered",
         "draining",
         "echo_asked",
+        "echo_limit",
         "echo_proved",
         "echo_written",
         "is_sender",
@@ -53,6 +55,8 @@ class LinkHandle:
         self.alive = True
         self.attached = False
         self.draining = False
+        self.drain_unanswered = False
+        """Our drain was not answered yet: what comes may have been said before it."""
         self.partial: bytearray | None = None
         """What has come of a delivery in many frames; a link has one at a time."""
         self.passed = 0
@@ -60,6 +64,13 @@ class LinkHandle:
         self.echo_asked = 0
         self.echo_written = 0
         self.echo_proved = 0
+        self.echo_limit = 0
+        """An answer with this limit, or a higher one, was given behind the echo."""
+
+    @property
+    def echoing(self) -> bool:
+        """Is an echo asked for, or on its way?"""
+        return self.echo_asked != self.echo_proved
 
     def __repr__(self) -> str:
         return f"<{'sender' if self.is_sender else 'receiver'} {self.name!r}>"

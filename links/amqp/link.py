@@ -53,7 +53,7 @@ class AmqpLink(Link[bytes]):
         self._retry_header = retry_header
         self._counts = counts
         self._at_most_once = at_most_once
-        self._patience = math.inf if echoes else PATIENCE
+        self._echoes = echoes
         self._numbers = 0
         self._stopped = False
 
@@ -125,7 +125,7 @@ class AmqpLink(Link[bytes]):
 
     async def proved(self) -> None:
         """As `Link.proved`: the peer has answered a flow with echo (weaker where it answers none: README)."""
-        await self._receiver.proved(self._patience)
+        await self._receiver.proved(math.inf if self._echoes else PATIENCE)
 
     async def until_broken(self) -> NoReturn:
         """As `Link.until_broken`."""

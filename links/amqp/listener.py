@@ -24,7 +24,6 @@ from links.amqp.events import (
     LinkRequested,
     Opened,
     OutcomeOf,
-    Proved,
     SessionEnded,
     SessionOpened,
     State,
@@ -244,12 +243,13 @@ class Listener:
             drain = bool(lib.pn_link_get_drain(pointer))
             self.heard.append(CreditGranted(link, lib.pn_link_credit(pointer), drain))
             return
-        if link.echo_proved != link.echo_written:
-            link.echo_proved = link.echo_written
-            self.heard.append(Proved(link, link.echo_proved))
-        if link.draining and lib.pn_link_credit(pointer) == 0:
+        self._end_drain(link)
+
+    def _end_drain(self, link: LinkHandle) -> None:
+        """No credit is left: nothing more comes, whether the peer says so or not (proton's own sender does not)."""
+        if link.draining and lib.pn_link_credit(link.pointer) == 0:
             link.draining = False
-            self.heard.append(Drained(link, lib.pn_link_drained(pointer)))
+            self.heard.append(Drained(link, lib.pn_link_drained(link.pointer)))
 
     # --- deliveries
 
@@ -293,6 +293,7 @@ class Listener:
             arrivals.append(Arrival(link, delivery, raw, bool(presettled(delivery))))
         if arrivals:
             self.heard.append(Arrived(link, arrivals))
+        self._end_drain(link)
 
     def _give_up(self, link: LinkHandle, delivery: Pointer, before: list[Arrival]) -> None:
         if before:

@@ -149,6 +149,8 @@ class Mover:
             if not self._opened:
                 self.hurry()  # headers and SASL: answers without an event
             self._tell()
+            if engine.blocked:
+                self.kick()
             if not data and self.over is None:
                 self.break_off("the peer has ended the stream")
                 return

@@ -19,10 +19,15 @@ __all__ = [
     "TRANSFER",
     "Frame",
     "Frames",
+    "LinkState",
+    "Watch",
     "WireError",
+    "drains",
     "fields_of",
     "flow_frame",
+    "link_state",
     "packed",
+    "reaches",
     "uint",
     "wants_echo",
     "with_echo",
@@ -35,8 +40,13 @@ TRANSFER: Final = 0x14
 
 _NULL, _TRUE, _LONG_TRUE = b"\x40", b"\x41", b"\x56\x01"
 _HEADER = 8
-_HANDLE, _ECHO = 4, 9
+_SMALLEST = 11
+"""With so many bytes a frame tells its performative; a heartbeat at the end is looked at with what follows."""
+_AMQP: Final = int.from_bytes(b"AMQP", "big")
+_WATCHED: Final = frozenset({ATTACH, FLOW})
+_HANDLE, _DELIVERY_COUNT, _CREDIT, _DRAIN, _ECHO = 4, 5, 6, 8, 9
 """Fields of a flow (part 2.7.4)."""
+_SERIAL, _HALF = 0xFFFFFFFF, 1 << 31
 
 
 class WireError(ValueError):
@@ -92,6 +102,35 @@ class Frames:
         self.kept = data[at:]
 
 
+class Watch:
+    """Picks attaches and flows out of one direction of a connection, and passes over the rest as fast as it can."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self._skip = 0
+        """Bytes to come of a frame that does not matter."""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The attaches and flows that `data` completes."""
+        found: list[Frame] = []
+        if self._kept:
+            data = self._kept + data
+        at, size = self._skip, len(data)
+        while size - at >= _SMALLEST:
+            length = int.from_bytes(data[at : at + 4], "big")
+            if length == _AMQP:  # a protocol header
+                length = _HEADER
+            elif length >= _SMALLEST and data[at + 10] in _WATCHED and data[at + 4] == 2:  # noqa: PLR2004 -- 8 bytes
+                if size - at < length:
+                    break
+                if data.startswith(b"\x00\x53", at + _HEADER):
+                    channel = (data[at + 6] << 8) | data[at + 7]
+                    found.append(Frame(channel, data[at + 10], data, at, at + _HEADER, at + length))
+            at += max(length, _HEADER)
+        self._skip, self._kept = (at - size, b"") if at >= size else (0, data[at:])
+        return found
+
+
 def _code(data: bytes, begin: int, end: int) -> int:
     if begin + 2 >= end:
         return 0
@@ -120,11 +159,49 @@ def packed(code: int, fields: Sequence[bytes], channel: int = 0, kind: int = 0) 
 
 
 def flow_frame(
-    channel: int, handle: bytes, *, incoming: int, outgoing: int, window: int, delivery_count: int, credit: int
+    channel: int,
+    handle: bytes,
+    *,
+    incoming: int,
+    outgoing: int,
+    window: int,
+    delivery_count: int,
+    credit: int,
+    drain: bool = False,
 ) -> bytes:
     """The flow with which a sender tells the state of its link."""
     session = [uint(incoming), uint(window), uint(outgoing), uint(window)]
-    return packed(FLOW, [*session, handle, uint(delivery_count), uint(credit)], channel)
+    link = [handle, uint(delivery_count), uint(credit)]
+    return packed(FLOW, [*session, *link, *([_NULL, _TRUE] if drain else [])], channel)
+
+
+class LinkState(NamedTuple):
+    """What a flow says of a link (part 2.7.4)."""
+
+    handle: bytes
+    limit: int
+    """delivery-count + link-credit, which stays as it is while messages pass: the last one that may be sent."""
+    drain: bool
+
+
+def link_state(frame: Frame) -> LinkState | None:
+    """Read a flow; None: it speaks of its session alone."""
+    fields = fields_of(frame)
+    if len(fields) <= _CREDIT or fields[_HANDLE] == _NULL:
+        return None
+    limit = (_number(fields[_DELIVERY_COUNT]) + _number(fields[_CREDIT])) & _SERIAL
+    drain = len(fields) > _DRAIN and fields[_DRAIN] in (_TRUE, _LONG_TRUE)
+    return LinkState(fields[_HANDLE], limit, drain)
+
+
+def reaches(limit: int, wanted: int) -> bool:
+    """Is this limit the wanted one, or a later one? They are serial numbers of 32 bits (RFC 1982)."""
+    return (limit - wanted) & _SERIAL < _HALF
+
+
+def _number(field: bytes) -> int:
+    value = scalar(field, 0)
+    return value if isinstance(value, int) else 0
 
 
 def with_echo(frame: Frame) -> bytes:
@@ -137,5 +214,14 @@ def with_echo(frame: Frame) -> bytes:
 
 def wants_echo(frame: Frame) -> bool:
     """Does this flow ask for the state of a link?"""
+    return _says(frame, _ECHO)
+
+
+def drains(frame: Frame) -> bool:
+    """Does this flow drain a link?"""
+    return _says(frame, _DRAIN)
+
+
+def _says(frame: Frame, flag: int) -> bool:
     fields = fields_of(frame)
-    return len(fields) > _ECHO and fields[_ECHO] in (_TRUE, _LONG_TRUE) and fields[_HANDLE] != _NULL
+    return len(fields) > flag and fields[flag] in (_TRUE, _LONG_TRUE) and fields[_HANDLE] != _NULL

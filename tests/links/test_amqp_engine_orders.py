@@ -34,6 +34,19 @@ async def test_a_drain_takes_the_credit_back(autojump_clock: trio.testing.MockCl
         assert len(receiver.arrived) == 2
 
 
+async def test_a_drain_ends_where_no_credit_is_left(autojump_clock: trio.testing.MockClock) -> None:
+    async with scene() as at:
+        receiver = await at.receiver()
+        with trio.fail_after(1):
+            await receiver.drain()
+        for body in (b"x", b"y", b"z"):
+            at.broker.publish("orders", body)
+        receiver.grant(2)
+        with trio.fail_after(1):
+            await receiver.drain()
+        assert (len(receiver.arrived), at.broker.ready("orders")) == (2, [b"z"])
+
+
 async def test_senders_wait_for_credit_in_turn(autojump_clock: trio.testing.MockClock) -> None:
     async with scene() as at:
         sender = await at.sender()

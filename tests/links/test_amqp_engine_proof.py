@@ -1,4 +1,4 @@
-"""links.amqp.engine: what proves a settlement, time, garbage, and memory."""
+"""links.amqp.engine: what ends a drain and proves a settlement, time, garbage, and memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,25 @@ from links.amqp.events import (
     REJECTED,
     Arrived,
     Closed,
+    CreditGranted,
+    Drained,
     Failed,
     OutcomeOf,
     Proved,
 )
 from links.amqp.settings import Settings
-from links.amqp.wire import FLOW, fields_of, wants_echo
+from links.amqp.wire import (
+    ATTACH,
+    FLOW,
+    TRANSFER,
+    Watch,
+    fields_of,
+    flow_frame,
+    link_state,
+    packed,
+    reaches,
+    wants_echo,
+)
 from tests.links.test_amqp_engine_kit import DISPOSITION, Pair, answering, kinds, make_pair
 
 pytestmark = pytest.mark.amqp
@@ -31,6 +44,24 @@ pytestmark = pytest.mark.amqp
 @pytest.fixture
 def pair() -> Pair:
     return make_pair()
+
+
+# --- drain
+
+
+def test_a_drain_is_over_when_the_credit_is_used_up(pair: Pair) -> None:
+    """The sender of proton says nothing then, and need not."""
+    session = pair.open()
+    link, theirs = pair.receiver(session)
+    pair.client.grant(link, 2)
+    pair.client.drain(link)
+    assert pair.took() == [CreditGranted(theirs, 2, True)]
+    pair.take()
+    pair.server.send(theirs, b"first")
+    assert kinds(pair.take()) == [Arrived]
+    pair.server.send(theirs, b"last")
+    assert pair.take()[-1] == Drained(link, 0)
+    assert not pair.client.drain(link)
 
 
 # --- echo
@@ -103,6 +134,101 @@ def test_an_echo_of_a_link_that_is_gone_is_nothing(pair: Pair) -> None:
     pair.client.echo(delivered.link)
     pair.shuttle()
     assert FLOW not in pair.codes()
+
+
+def says(pair: Pair, delivery_count: int, credit: int, *, drain: bool = False) -> list[object]:
+    """What the client makes of such a flow of the peer, for its first link."""
+    flow = flow_frame(
+        0, b"\x43", incoming=0, outgoing=9, window=100, delivery_count=delivery_count, credit=credit, drain=drain
+    )
+    pair.client.receive_bytes(flow)
+    return [event for event in pair.client.events() if isinstance(event, Proved)]
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_a_flow_that_was_said_before_the_echo_proves_nothing(pair: Pair, asked_for: bool) -> None:
+    """It has a lower limit: delivery-count + link-credit. A higher one was said behind it, asked for or not."""
+    delivered = pair.delivered(3)
+    pair.client.settle(delivered.arrivals[0])
+    pair.client.grant(delivered.link, 2)
+    if not asked_for:
+        pair.shuttle()
+    number = pair.client.echo(delivered.link)
+    pair.shuttle()
+    assert says(pair, 3, 1) == []
+    assert says(pair, 2, 2) == []
+    assert says(pair, 4, 1) == [Proved(delivered.link, number)]
+    assert says(pair, 5, 0) == []
+
+
+def test_each_flow_asks_while_an_echo_is_on_its_way(pair: Pair) -> None:
+    """RabbitMQ puts a later flow in the place of one that waits, and forgets that an echo was asked for."""
+    delivered = pair.delivered(3)
+    pair.client.settle(delivered.arrivals[0])
+    pair.client.grant(delivered.link, 1)
+    number = pair.client.echo(delivered.link)
+    pair.shuttle()
+    pair.codes()
+    pair.client.settle(delivered.arrivals[1])
+    pair.client.grant(delivered.link, 1)
+    pair.shuttle()
+    assert [wants_echo(frame) for frame in pair.written if frame.code == FLOW] == [True]
+    pair.codes()
+    assert says(pair, 3, 2) == [Proved(delivered.link, number)]
+    pair.client.grant(delivered.link, 1)
+    pair.shuttle()
+    assert [wants_echo(frame) for frame in pair.written if frame.code == FLOW] == [False]
+
+
+def test_credit_that_is_due_carries_the_echo(pair: Pair) -> None:
+    """One flow, not two."""
+    delivered = pair.delivered(2)
+    pair.client.settle(delivered.arrivals[0])
+    pair.client.grant(delivered.link, 1)
+    pair.client.echo(delivered.link)
+    pair.shuttle()
+    assert [wants_echo(frame) for frame in pair.written if frame.code == FLOW] == [True]
+
+
+def test_no_echo_is_written_before_a_drain_is_answered(pair: Pair) -> None:
+    """A drain moves no limit, so its answer could be taken for that of the echo."""
+    delivered = pair.delivered(1)
+    pair.client.grant(delivered.link, 2)
+    pair.client.drain(delivered.link)
+    pair.shuttle()
+    pair.client.settle(delivered.arrivals[0])
+    number = pair.client.echo(delivered.link)
+    pair.shuttle()
+    assert not any(wants_echo(frame) for frame in pair.written if frame.code == FLOW)
+    assert says(pair, 3, 0, drain=True) == []
+    pair.shuttle()
+    assert [wants_echo(frame) for frame in pair.written if frame.code == FLOW][-1:] == [True]
+    assert says(pair, 3, 0) == [Proved(delivered.link, number)]
+
+
+def test_limits_are_serial_numbers() -> None:
+    """RabbitMQ 4.0.5 begins to count just below the end of 32 bits."""
+    assert reaches(2, 0xFFFFFFFE)
+    assert not reaches(0xFFFFFFFE, 2)
+    assert reaches(7, 7)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_attaches_and_flows_are_picked_out_of_pieces(size: int) -> None:
+    """Whatever the pieces are cut into, and whatever passes between."""
+    flow = flow_frame(3, b"\x52\x01", incoming=0, outgoing=0, window=1, delivery_count=7, credit=5)
+    attach = packed(ATTACH, [b"\xa1\x01x", b"\x43", b"\x42"], 2)
+    transfer = packed(TRANSFER, [b"\x43"], 1)
+    heartbeat = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+    stream = b"".join((b"AMQP\x00\x01\x00\x00", heartbeat, attach, transfer * 3, heartbeat, flow, heartbeat, flow))
+    watch = Watch()
+    found = [frame for at in range(0, len(stream), size) for frame in watch.feed(stream[at : at + size])]
+    assert [(frame.channel, frame.code, frame.raw) for frame in found] == [
+        (2, ATTACH, attach),
+        (3, FLOW, flow),
+        (3, FLOW, flow),
+    ]
+    assert link_state(found[1]) == (b"\x52\x01", 12, False)
 
 
 # --- time

@@ -302,6 +302,26 @@ async def test_a_drain_takes_what_is_there_and_is_answered(rhea: Rhea) -> None:
         ]
 
 
+@pytest.mark.parametrize("credit", ["2", "3", "4"])
+async def test_a_drain_is_answered_once_whatever_is_left_of_the_credit(rhea: Rhea, credit: str) -> None:
+    """Part 2 §2.6.7, as RabbitMQ: also where the messages use the credit up, which proton passes over in silence."""
+    broker = EmbeddedBroker()
+    async with broker.serve() as url:
+        await rhea.run("produce.js", url, "q", "--count", "3")
+        got = await rhea.run("consume.js", url, "q", "--drain", "--credit", credit)
+    assert seen(got) == [(0, None), (1, None), (2, None)][: int(credit)]
+    assert only(got, "drained") == [True]
+
+
+async def test_settled_messages_go_on_when_a_window_opens(rhea: Rhea) -> None:
+    """A flow of the session alone is no event, and no outcome comes that were one."""
+    broker = EmbeddedBroker()
+    async with broker.serve() as url:
+        await rhea.run("produce.js", url, "q", "--count", "500")
+        options = ["--settled", "--count", "500", "--credit", "500", "--window", "100"]
+        assert seen(await rhea.run("consume.js", url, "q", *options)) == [(n, None) for n in range(500)]
+
+
 @pytest.mark.parametrize("goodbye", ["close", "detach"])
 async def test_a_link_is_opened_again_under_its_old_name(rhea: Rhea, goodbye: str) -> None:
     broker = EmbeddedBroker()
