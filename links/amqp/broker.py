@@ -74,7 +74,7 @@ class AmqpBroker(Broker):
         retry_header: str = RETRY_HEADER,
         connect: Callable[[], Awaitable[trio.abc.Stream]] | None = None,
     ) -> None:
-        urls = [url] if isinstance(url, str) else list(url)
+        urls = list(url) if isinstance(url, Sequence) and not isinstance(url, str) else [url]
         if not urls:
             raise ValueError("url must be an AMQP URL, or one or more of them, not an empty list")
         if not container_id:

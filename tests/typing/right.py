@@ -13,6 +13,7 @@ from actors import BatchSubscription, Runtime, Statistics, Subscription, open_ru
 from actors.events import DrainBegan, Event
 from actors.testing import a_delivery, run_once
 from links.abc import Publisher
+from links.amqp import AT_MOST_ONCE, AmqpBroker, Raw
 from links.memory import MemoryBroker
 from links.sql import Lease, SqlBroker, Table
 from settlement import (
@@ -22,12 +23,15 @@ from settlement import (
     Delivery,
     Drop,
     FailFast,
+    Hold,
     Ledger,
     Letter,
+    Native,
     Outcome,
     Policy,
     Retry,
     RetryAfter,
+    Scheduled,
 )
 
 
@@ -109,6 +113,7 @@ class Counter:
 
 
 memory = MemoryBroker()
+rabbit = AmqpBroker("amqp://guest:guest@localhost", password=lambda: "guest", heartbeat=10.0, durable=True)
 queue = memory.queue("orders")
 sql = SqlBroker("sqlite:///orders.db", poll_interval=0.5)
 payloads = sql.queue(Table("orders", id="id", payload="body", locked_until="lease"), claim=Lease(30.0))
@@ -133,6 +138,13 @@ Subscription(rows, charge, decode=order_of_row)
 BatchSubscription(queue, all_alike, decode=order, size=10)
 BatchSubscription(queue, each_its_own, decode=order, size=10, wait=0.5, concurrency=2)
 BatchSubscription(queue, list_of_acks, size=10)
+
+Subscription(rabbit.queue("orders"), raw)
+Subscription(rabbit.queue("orders", delays=Hold(100), credit=256), charge, decode=order, concurrency=16)
+Subscription(rabbit.queue("orders", delays=Native()), raw, policy=Policy(max_attempts=3, dead_letter="orders.dead"))
+Subscription(rabbit.raw("/queues/orders", settle=AT_MOST_ONCE), raw)
+Subscription(rabbit.topic("prices", delays=Scheduled("x-opt-delivery-delay")), raw)
+Subscription(rabbit.queue("orders"), raw, policy=Policy(dead_letter=rabbit.publisher(Raw("/exchanges/dead/orders"))))
 
 
 # --- policies

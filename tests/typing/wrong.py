@@ -12,6 +12,7 @@ import attrs
 
 from actors import BatchSubscription, Runtime, Subscription, open_runtime
 from actors.testing import a_delivery, run_once
+from links.amqp import AmqpBroker
 from links.memory import MemoryBroker
 from links.sql import SqlBroker, Table
 from settlement import Ack, DeadLetter, Delivery, Drop, Outcome, Policy, Retry, RetryAfter
@@ -88,6 +89,7 @@ async def row(delivery: Delivery[dict[str, Any]]) -> Outcome:
 
 
 memory = MemoryBroker()
+rabbit = AmqpBroker("amqp://localhost")
 queue = memory.queue("orders")
 sql = SqlBroker("sqlite:///orders.db")
 payloads = sql.queue(Table("orders", id="id", payload="body", locked_until="lease"))
@@ -142,6 +144,12 @@ RetryAfter("1")  # wrong
 RetryAfter()  # wrong
 Drop(404)  # wrong
 memory.queue("orders", delays="copies")  # wrong
+rabbit.queue("orders", delays="copies")  # wrong
+rabbit.queue("orders", settle="at most once")  # wrong
+rabbit.queue(b"orders")  # wrong
+Subscription(rabbit.queue("orders"), charge)  # wrong
+AmqpBroker(5672)  # wrong
+AmqpBroker("amqp://localhost", password=5)  # wrong
 Table("orders", payload="body")  # wrong
 
 
