@@ -1,8 +1,8 @@
-"""Our side of every benchmark: a whole runtime, an empty handler with one checkpoint, one accept per message."""
+"""Our side of every benchmark: a whole runtime, an empty handler, one accept per message."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -17,7 +17,18 @@ async def handle(_delivery: Delivery[bytes]) -> Outcome:
     return Ack()
 
 
-async def drive(queue: Source[bytes], count: int, concurrency: int, clock: Callable[[], float]) -> float:
+async def nothing(_delivery: Delivery[bytes]) -> Outcome:
+    """Do nothing, as the callback of a peer does it."""
+    return Ack()
+
+
+async def drive(
+    queue: Source[bytes],
+    count: int,
+    concurrency: int,
+    clock: Callable[[], float],
+    handle: Callable[[Delivery[bytes]], Awaitable[Outcome]] = handle,
+) -> float:
     """Seconds of this clock from the first message to the end of the drain; the ledger must say `count` acked."""
     handled = 0
     done = trio.Event()

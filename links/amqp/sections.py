@@ -16,15 +16,20 @@ import attrs
 
 from links.amqp.values import (
     BINARY,
+    LIST,
     LONG_BINARY,
     LONG_STRING,
+    MAP,
     NAMES,
     NULL,
     STRING,
     Undecodable,
     Value,
+    check,
+    element,
     elements,
     items,
+    opened,
     scalar,
     skip,
     text,
@@ -73,7 +78,7 @@ WELL_KNOWN = {
 Part: TypeAlias = tuple[int, int, int, int]
 """One section: its code, where it begins, where its value begins, where it is over."""
 
-_SMALL_UINT = 0x52
+_SMALL_UINT, _UINT_0 = 0x52, 0x43
 _DURABLE, _PRIORITY, _TTL, _FIRST_ACQUIRER, _DELIVERY_COUNT = range(5)
 _GROUP_ID = WELL_KNOWN["partition-key"]
 
@@ -123,33 +128,34 @@ def _check_order(last: int, code: int, at: int) -> None:
 def split(raw: bytes) -> Sections:
     """Find the sections of a message. Raises `Undecodable`."""
     count: int | None = None
-    header = properties = _NO_FIELDS
-    named = _NO_NAMES
-    body: list[Part] = []
-    for part in walk(raw):
-        code, _, at, _ = part
+    header = properties = named = bodies = body = end = kind = 0
+    for code, _, at, after in walk(raw):
         if code >= DATA:
             if code != FOOTER:
-                body.append(part)
+                if not bodies:
+                    body, end = at, after
+                    kind = code
+                bodies += 1
         elif code == PROPERTIES:
-            properties = elements(raw, at)
+            check(raw, at, LIST)
+            properties = at
         elif code == APPLICATION_PROPERTIES:
-            named = items(raw, at)
+            check(raw, at, MAP)
+            named = at
         elif code == HEADER:
-            header = elements(raw, at)
-            count = _count(raw, header)
-    return Sections(raw, count, header, properties, named, body)
+            check(raw, at, LIST)
+            header = at
+            count = _count(raw, at)
+    return Sections(raw, count, header, properties, named, kind, body, end, bodies)
 
 
-_NO_FIELDS: list[int] = []
-_NO_NAMES: dict[str, int] = {}
-
-
-def _count(raw: bytes, header: list[int]) -> int:
+def _count(raw: bytes, header: int) -> int:
     """The field delivery-count of a header section; absent or null, it is 0 (part 3 §3.2.1)."""
-    if len(header) <= _DELIVERY_COUNT:
+    at = element(raw, header, _DELIVERY_COUNT)
+    if at is None:
         return 0
-    at = header[_DELIVERY_COUNT]
+    if raw[at] == _UINT_0:
+        return 0
     if raw[at] == _SMALL_UINT:
         return raw[at + 1]
     count = scalar(raw, at)
@@ -189,13 +195,15 @@ class Sections:
     raw: bytes
     delivery_count: int | None
     """How often the broker says that it delivered before; None: there is no header section, it does not say."""
-    _header: list[int]
-    """Where each field begins."""
-    _properties: list[int]
-    """The same."""
-    _named: dict[str, int]
-    """Where the value of each application property begins."""
-    _body: list[Part]
+    _header: int = 0
+    """Where the list of its fields begins; 0: there is none."""
+    _properties: int = 0
+    _named: int = 0
+    _kind: int = 0
+    """Of the body's first section."""
+    _at: int = 0
+    _end: int = 0
+    _bodies: int = 0
 
     @property
     def durable(self) -> bool:
@@ -215,12 +223,14 @@ class Sections:
     @property
     def properties(self) -> Properties:
         """The properties section, each field in its type."""
-        return Properties(*[scalar(self.raw, at) for at in self._properties[:_FIELDS]])
+        if not self._properties:
+            return Properties()
+        return Properties(*[scalar(self.raw, at) for at in elements(self.raw, self._properties)[:_FIELDS]])
 
     @property
     def application_properties(self) -> dict[str, Value]:
         """The application properties, each in its type."""
-        return {name: scalar(self.raw, at) for name, at in self._named.items()}
+        return {name: scalar(self.raw, at) for name, at in self._places.items()}
 
     @property
     def headers(self) -> Headers:
@@ -239,15 +249,15 @@ class Sections:
 
         Raises `Undecodable` for a body that has no bytes.
         """
-        if not self._body:
+        if not self._bodies:
             return b""
-        code, _, at, end = self._body[0]
-        if code == SEQUENCE:
+        at = self._at
+        if self._kind == DATA:
+            if self._bodies == 1:
+                return self._data(at, self._end)
+            return b"".join([self._data(at, end) for code, _, at, end in walk(self.raw) if code == DATA])
+        if self._kind == SEQUENCE:
             raise Undecodable("the body is an amqp-sequence; links.amqp reads data sections, binaries and strings")
-        if code == DATA:
-            if len(self._body) == 1:
-                return self._data(at, end)
-            return b"".join([self._data(at, end) for _, _, at, end in self._body])
         kind = self.raw[at]
         if kind == NULL:
             return b""
@@ -259,17 +269,28 @@ class Sections:
 
     def copies(self, retry_header: str) -> int:
         """How many copies stand behind this message, by its application property of this name (0: absent; C-2.3)."""
-        at = self._named.get(retry_header)
+        if not self._named:
+            return 0
+        _, first, end = opened(self.raw, self._named, MAP)
+        if self.raw.find(retry_header.encode(), first, end) < 0:
+            return 0
+        at = self._places.get(retry_header)
         value = None if at is None else text(self.raw, at)
         return 0 if value is None else header_count({retry_header: value}, retry_header)
 
+    @property
+    def _places(self) -> dict[str, int]:
+        """Where the value of each application property begins."""
+        return items(self.raw, self._named) if self._named else {}
+
     def well_known(self, field: int) -> bytes | None:
         """This field of the properties section as the value of a header."""
-        return text(self.raw, self._properties[field]) if field < len(self._properties) else None
+        at = element(self.raw, self._properties, field) if self._properties else None
+        return None if at is None else text(self.raw, at)
 
     def named(self) -> dict[str, bytes | None]:
         """Each application property as the value of a header; None where it has no form as text."""
-        return {name: text(self.raw, at) for name, at in self._named.items()}
+        return {name: text(self.raw, at) for name, at in self._places.items()}
 
     def _data(self, at: int, end: int) -> bytes:
         code = self.raw[at]
@@ -280,7 +301,8 @@ class Sections:
         raise Undecodable(f"a data section holds a binary, not a value of type {NAMES[code]}")
 
     def _field(self, field: int) -> Value:
-        return scalar(self.raw, self._header[field]) if field < len(self._header) else None
+        at = element(self.raw, self._header, field) if self._header else None
+        return None if at is None else scalar(self.raw, at)
 
     def _number(self, field: int) -> int | None:
         value = self._field(field)

@@ -26,7 +26,9 @@ __all__ = [
     "Timestamp",
     "Undecodable",
     "Value",
+    "check",
     "compound",
+    "element",
     "elements",
     "items",
     "opened",
@@ -168,6 +170,36 @@ def opened(raw: bytes, at: int, code: int) -> tuple[int, int, int]:
     if first > end:
         raise Undecodable(f"the {NAMES[code]} at byte {at} is smaller than its own count")
     return count, first, end
+
+
+def check(raw: bytes, at: int, code: int) -> int:
+    """See that the list or map at `at` holds as many values as it says; gives that count. Raises `Undecodable`."""
+    count, at, end = opened(raw, at, code)
+    try:
+        for _ in range(count):
+            width = _WIDTHS[raw[at]]
+            at = at + width if width > 0 else skip(raw, at, end)
+    except IndexError:
+        at = -1
+    except Undecodable:
+        if code == LIST:
+            raise
+        at = -1
+    if at != end or (code == MAP and count % 2):
+        what = "keys and values" if code == MAP else "values"
+        raise Undecodable(f"the {NAMES[code]} before byte {end} has not as many {what} as it says")
+    return count
+
+
+def element(raw: bytes, at: int, index: int) -> int | None:
+    """Where this value of the list at `at`, which `check` passed, begins; None: the list is shorter."""
+    count, at, end = opened(raw, at, LIST)
+    if index >= count:
+        return None
+    for _ in range(index):
+        width = _WIDTHS[raw[at]]
+        at = at + width if width > 0 else skip(raw, at, end)
+    return at
 
 
 def elements(raw: bytes, at: int) -> list[int]:

@@ -1,0 +1,109 @@
+"""The peers of the AMQP cases, written as their own documentation writes them.
+
+proton's `Container` and `BlockingConnection` (https://qpid.apache.org/releases/qpid-proton-0.40.0/proton/python/docs/)
+run in this process; rhea on node in a process of its own. Each takes the same messages from the same queue, accepts
+each, does nothing else, and is done when the broker has answered the goodbye that follows the last accept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, Final, cast
+
+import attrs
+import proton
+from proton.handlers import MessagingHandler
+from proton.reactor import Container
+from proton.utils import BlockingConnection
+
+from benchmarks.amqp_rabbit import BODY, HEADERS, Rabbit, Spent, Stopwatch
+
+__all__ = ["Rhea", "consume", "publish"]
+
+_INTEROP: Final = Path(__file__).parents[1] / "tests" / "interop"
+_UNAVAILABLE = 75
+
+
+class _Consumer(MessagingHandler):
+    """Takes so many, accepts each by hand, leaves."""
+
+    def __init__(self, rabbit: Rabbit, count: int, credit: int, stopwatch: Stopwatch) -> None:
+        super().__init__(prefetch=credit, auto_accept=False)
+        self.left = count
+        self._rabbit = rabbit
+        self._stopwatch = stopwatch
+
+    def on_start(self, event: Any) -> None:
+        connection = event.container.connect(self._rabbit.url, reconnect=False)
+        event.container.create_receiver(connection, self._rabbit.address)
+
+    def on_link_opened(self, event: Any) -> None:  # noqa: ARG002
+        self._stopwatch()
+
+    def on_message(self, event: Any) -> None:
+        self.accept(event.delivery)
+        self.left -= 1
+        if not self.left:
+            event.connection.close()
+
+    def on_connection_closed(self, event: Any) -> None:  # noqa: ARG002
+        self._stopwatch()
+
+
+def consume(rabbit: Rabbit, count: int, credit: int) -> Spent:
+    """Proton's `Container`, with that `prefetch`."""
+    stopwatch = Stopwatch()
+    consumer = _Consumer(rabbit, count, credit, stopwatch)
+    Container(consumer).run()
+    assert consumer.left == 0
+    return stopwatch.spent(count)
+
+
+def publish(rabbit: Rabbit, count: int) -> Spent:
+    """Proton's `BlockingConnection`: each message is sent when the one before is confirmed."""
+    stopwatch = Stopwatch()
+    connection = BlockingConnection(rabbit.url, timeout=60)
+    sender = connection.create_sender(rabbit.address)
+    properties = {name: value.decode() for name, value in HEADERS.items()}
+    stopwatch()
+    for number in range(count):
+        delivery = sender.send(proton.Message(id=f"{number:032}", properties=properties, body=BODY, inferred=True))
+        assert delivery.remote_state == proton.Delivery.ACCEPTED
+    stopwatch()
+    connection.close()
+    return stopwatch.spent(count)
+
+
+@attrs.frozen
+class Rhea:
+    """Where node and its rhea are."""
+
+    node: str
+    modules: str
+
+    @classmethod
+    def installed(cls) -> Rhea | None:
+        """Installed once; None where it cannot be had: a line has said why."""
+        done = subprocess.run([_INTEROP / "install"], check=False, capture_output=True, text=True)  # noqa: S603
+        if done.returncode == _UNAVAILABLE:
+            print(f"amqp-consume-1000-rhea: left out: {done.stderr.strip()}", flush=True)
+            return None
+        assert done.returncode == 0, done.stderr
+        return cls(*done.stdout.split("\n")[:2])
+
+    def consume(self, rabbit: Rabbit, count: int, credit: int) -> Spent:
+        """As the process tells it of itself."""
+        program = [self.node, str(_INTEROP / "consume_fast.js"), rabbit.url, rabbit.address]
+        done = subprocess.run(  # noqa: S603
+            [*program, "--count", str(count), "--credit", str(credit)],
+            env={**os.environ, "NODE_PATH": self.modules},
+            check=False,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        told = cast("dict[str, Any]", json.loads(done.stdout.splitlines()[-1]))
+        assert told.get("count") == count, told
+        return Spent.of(count, told["cpu_seconds"], told["wall_seconds"])
