@@ -13,15 +13,25 @@ import attrs
 from links.amqp.events import Terminus
 from links.amqp.rabbitmq import Peer
 
-__all__ = ["Address", "Queue", "Raw", "Topic"]
+__all__ = ["Address", "Queue", "Raw", "Topic", "is_text"]
 
 _QUEUES = "/queues/"
+
+
+def is_text(text: str) -> bool:
+    """Can a name on the wire say it? C would cut it at a NUL, into the name of something else."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def _name(name: str) -> str:
     given: object = name
     if not isinstance(given, str) or not given:
         raise ValueError(f"name must be a str of 1 character or more, not {given!r}")
+    if not is_text(name):
+        raise ValueError(f"name must be Unicode text without NUL, not {name!r}")
     return name
 
 

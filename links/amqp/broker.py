@@ -12,12 +12,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
+from weakref import WeakValueDictionary
 
 import attrs
 import trio
 
 from links.abc import Broker
-from links.amqp.addresses import Address, Queue, Raw, Topic
+from links.amqp.addresses import Address, Queue, Raw, Topic, is_text
 from links.amqp.dial import check_context, dial, explain
 from links.amqp.engine import Engine
 from links.amqp.life import Life
@@ -27,7 +28,7 @@ from links.amqp.pump import Pump
 from links.amqp.rabbitmq import Peer
 from links.amqp.settings import Login, Settings
 from links.amqp.source import AmqpSource
-from links.amqp.urls import login, parse
+from links.amqp.urls import Target, login, parse
 from links.errors import ConnectionBroken, LinkError, LinkRefused
 from settlement.amqp import AT_LEAST_ONCE, Delays, Settle
 from settlement.attempts import RETRY_HEADER
@@ -55,7 +56,7 @@ class AmqpBroker(Broker):
     this client calls itself. `heartbeat`: seconds of silence after which the connection is taken for dead, above 0,
     noticed within twice as long. `durable`: what is published outlives the broker's restart, by a header section.
     `retry_header`: the application property in which copies count. `connect`: how to get a stream to the peer instead
-    of dialling the URL (a tunnel, `EmbeddedBroker.connect`).
+    of dialling the URL (a tunnel, `EmbeddedBroker.connect`); an `OSError` of it is weather.
 
     Raises `ValueError` that names the argument and its legal range; the password is in no error, log or repr.
     """
@@ -77,10 +78,11 @@ class AmqpBroker(Broker):
         urls = list(url) if isinstance(url, Sequence) and not isinstance(url, str) else [url]
         if not urls:
             raise ValueError("url must be an AMQP URL, or one or more of them, not an empty list")
-        if not container_id:
-            raise ValueError("container_id must be 1 character or more, not an empty text")
-        if not retry_header:
-            raise ValueError("retry_header must be 1 character or more, not an empty text")
+        for argument, name in (("container_id", container_id), ("retry_header", retry_header)):
+            if not name:
+                raise ValueError(f"{argument} must be 1 character or more, not an empty text")
+            if not is_text(name):
+                raise ValueError(f"{argument} must be Unicode text without NUL, not {name!r}")
         self._targets = [parse(each) for each in urls]
         self._logins = [login(each, sasl=sasl, password=password, plain_text=plain_text) for each in self._targets]
         for target in self._targets:
@@ -92,6 +94,8 @@ class AmqpBroker(Broker):
         """Whose user-id a copy may keep."""
         self.life: Life
         """The present connection, or the last one; for sources and publishers, behind `until_up`."""
+        self.turns: WeakValueDictionary[Address, trio.Lock] = WeakValueDictionary()
+        """By which publishers to one address wait for a life, in order; each keeps its own alive."""
         self._password = password if callable(password) else None
         self._ssl_context = ssl_context
         self._connect = connect
@@ -176,7 +180,7 @@ class AmqpBroker(Broker):
         turn, self._turn = self._turn, (self._turn + 1) % len(self._targets)
         target = self._targets[turn]
         who = await self._login(turn)
-        stream = await (dial(target, self._ssl_context, within=DIAL) if self._connect is None else self._connect())
+        stream = await self._dialled(target)
         settings = attrs.evolve(self._settings, hostname=target.hostname, login=who)
         pump = Pump(stream, Engine(settings))
         pumping = trio.CancelScope(shield=True)
@@ -197,6 +201,14 @@ class AmqpBroker(Broker):
                 raise explain(error, target, who, opened=pump.peer is not None) from error
             raise_bare(error)
         raise ConnectionBroken(f"{target.name}: the connection was closed")
+
+    async def _dialled(self, target: Target) -> trio.abc.Stream:
+        if self._connect is None:
+            return await dial(target, self._ssl_context, within=DIAL)
+        try:
+            return await self._connect()
+        except (OSError, trio.BrokenResourceError) as error:  # a tunnel's weather is weather
+            raise ConnectionBroken(f"{target.name}: cannot connect: {error}") from error
 
     async def _login(self, turn: int) -> Login:
         """Who logs in now. What the function for the password raises goes on, and so does `ValueError` for no text."""

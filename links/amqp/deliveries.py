@@ -8,12 +8,12 @@ from links.abc import Received
 from links.amqp.events import ACCEPTED, FAILED, REJECTED, Disposition, State
 from links.amqp.handles import Arrival
 from links.amqp.sections import Headers, Sections, split
-from links.amqp.values import Timestamp, Undecodable
+from links.amqp.values import Timestamp, Undecodable, skip
 from settlement.amqp import Accepted, Modified, Rejected
 from settlement.attempts import attempt
 from settlement.delivery import Delivery
 
-__all__ = ["DELIVERY_TIME", "disposition", "raw_of", "received"]
+__all__ = ["DELIVERY_TIME", "disposition", "due_at", "raw_of", "received"]
 
 DELIVERY_TIME = "x-opt-delivery-time"
 """The annotation of a *modified* that says when the message is due again: milliseconds since 1970 (`Native`)."""
@@ -31,7 +31,7 @@ def received(arrival: Arrival, *, source: str, number: int, retry_header: str, c
     try:
         sections = split(arrival.raw)
     except Undecodable as error:
-        sections, unreadable = Sections(arrival.raw, 0, [], [], {}, []), error
+        sections, unreadable = Sections(arrival.raw, _count(arrival.raw)), error
     else:
         try:
             body = sections.body
@@ -52,10 +52,23 @@ def received(arrival: Arrival, *, source: str, number: int, retry_header: str, c
     return Received(delivery, arrival, unreadable=unreadable)
 
 
+def _count(raw: bytes) -> int:
+    """The broker's count of a message that is broken behind its header section: so a cap is reached all the same."""
+    try:
+        return split(raw[: skip(raw, 3, len(raw))]).delivery_count or 0
+    except Undecodable:
+        return 0
+
+
 def raw_of(delivery: Any) -> bytes | None:
     """The encoded message behind a delivery of this transport; None: it came from elsewhere."""
     headers = delivery.headers if isinstance(delivery, Delivery) else None
     return headers.sections.raw if isinstance(headers, Headers) else None
+
+
+def due_at(wall: float, delay: float) -> Timestamp:
+    """The time of an annotation: milliseconds since 1970, at most what 64 bits hold."""
+    return Timestamp(min(round((wall + delay) * 1000), 2**63 - 1))
 
 
 def disposition(verb: object, wall: float) -> Disposition:
@@ -68,7 +81,7 @@ def disposition(verb: object, wall: float) -> Disposition:
         case Modified(None):
             return FAILED
         case Modified(float() | int() as delay):
-            due = Timestamp(round((wall + delay) * 1000))
+            due = due_at(wall, delay)
             return Disposition(State.MODIFIED, failed=True, annotations={DELIVERY_TIME: due})
         case _:
             raise TypeError(f"{verb!r} is no verb of links.amqp")

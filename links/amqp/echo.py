@@ -18,7 +18,7 @@ from collections.abc import Callable
 from links.amqp.binding import lib
 from links.amqp.events import Proved
 from links.amqp.handles import LinkHandle
-from links.amqp.values import Undecodable, scalar, text
+from links.amqp.values import scalar, text
 from links.amqp.wire import ATTACH, FLOW, Frame, Frames, Watch, fields_of, link_state, reaches, with_echo
 
 __all__ = ["Echoes"]
@@ -95,8 +95,8 @@ class Echoes:
                     self._attached(frame)
                 elif (proof := self._flowed(frame)) is not None:
                     proofs.append(proof)
-            except (Undecodable, IndexError):
-                pass  # proton says what is wrong with it
+            except (ValueError, IndexError):
+                pass  # cut short or too few fields: proton says what is wrong with it
         return proofs
 
     def _flowed(self, frame: Frame) -> Proved | None:

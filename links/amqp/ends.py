@@ -373,8 +373,9 @@ class Sender(End):
         while self.waiting and self.credit > 0:
             turn = next(iter(self.waiting))
             del self.waiting[turn]
-            turn.sent = self._send(self._handle, turn.raw)
-            turn.lot.unpark()
+            if turn.lot:  # else it was cancelled in this tick: nothing is sent
+                turn.sent = self._send(self._handle, turn.raw)
+                turn.lot.unpark()
         if drain:
             self.credit = 0
             self.pump.engine.drained(self._handle)

@@ -75,7 +75,7 @@ class Engine:
         if self.accepting:
             lib.pn_transport_set_server(transport)
         lib.pn_transport_set_max_frame(transport, settings.max_frame)
-        lib.pn_transport_set_idle_timeout(transport, int(settings.idle_timeout * 1000))
+        lib.pn_transport_set_idle_timeout(transport, min(int(settings.idle_timeout * 1000), 0xFFFFFFFF))
         if settings.login is not None:
             # before the bind, which copies the user; proton takes our TLS for clear text, so PLAIN must be allowed
             sasl = lib.pn_sasl(transport)
@@ -325,7 +325,7 @@ class Engine:
         return True
 
     def settle(self, arrival: Arrival, disposition: Disposition = ACCEPTED) -> bool:
-        """Say what becomes of a delivery; False: it was said before, or the delivery is dead. Nothing is said then."""
+        """Say what becomes of a delivery; False: it was said before, came settled, or is dead. Nothing is said then."""
         pointer = arrival.pointer
         if pointer is None or not arrival.link.alive:
             return False

@@ -1,5 +1,6 @@
-"""One life of a connection: the pump, who the peer is, and two sessions: all publishers share one, and the questions to
-RabbitMQ's management the other.
+"""One life of a connection: the pump, who the peer is, and a session that all publishers share; on a RabbitMQ one more
+for the questions to its management, and one more in which a link to an address is tried first, since many a refusal
+ends the session (no permission; 4.0: each).
 
 Owns the sender links, one per address, attached on first use. Hears publishers and sources by plain calls. When the
 connection is over everything here raises `ConnectionBroken`; the next life has links of its own.
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import secrets
 from itertools import count
-from typing import Final
 
 import attrs
 import trio
@@ -22,9 +22,6 @@ from links.amqp.pump import Pump
 from links.amqp.rabbitmq import Peer, QueueInfo
 
 __all__ = ["Life"]
-
-_LINK_REFUSED_ALONE: Final = (4, 1)
-"""A RabbitMQ before this one ends the whole session where it refuses a link."""
 
 
 @attrs.define(eq=False)
@@ -48,6 +45,9 @@ class Life:
         self._token = secrets.token_hex(4)
         self._links = count(1)
         self._session: Session | None = None
+        self._beginning = trio.Lock()
+        self._trying = trio.Lock()
+        self._trial: Session | None = None
         self._ways: dict[Address, _Way] = {}
 
     def link_name(self, what: str) -> str:
@@ -78,6 +78,10 @@ class Life:
         Whatever it raises, nothing was sent: `LinkRefused`, `LinkBroken`, `ConnectionBroken`. Cancellation: the same.
         """
         way = self._ways.setdefault(address, _Way())
+        if way.sender is not None and not way.turn.locked():  # nobody is before us; by turns each were a write
+            await trio.lowlevel.checkpoint_if_cancelled()
+            if (sent := way.sender.send_nowait(raw)) is not None:
+                return sent
         async with way.turn:
             if way.sender is None or way.sender.broken is not None:
                 way.sender = await self._attach(address)
@@ -85,25 +89,21 @@ class Life:
 
     async def _attach(self, address: Address) -> Sender:
         to = address.on(self.peer)
-        if self.peer.is_rabbitmq and self.peer.version < _LINK_REFUSED_ALONE:
-            await self._try(address, to)
-        if self._session is None or self._session.broken is not None:
-            self._session = await self.pump.begin()
-        return await self._attached(self._session, to)
+        if self.peer.is_rabbitmq:
+            await self._try(to)
+        async with self._beginning:  # a begin may wait for a channel
+            if self._session is None or self._session.broken is not None:
+                self._session = await self.pump.begin()
+            session = self._session
+        return await self._attached(session, to)
 
-    async def _try(self, address: Address, to: Terminus) -> None:
-        """A refusal would end the session of all publishers: ask whether the queue is there, or attach in a session
-        that nobody else has.
-        """
-        queue = address.queue(self.peer)
-        if queue is not None:
-            await self.queue(queue)
-            return
-        session = await self.pump.begin()
-        try:
-            await self._attached(session, to)
-        finally:
-            session.end()
+    async def _try(self, to: Terminus) -> None:
+        """A refusal may end the session, of all publishers: so the link is tried in one in which nobody is."""
+        async with self._trying:
+            if self._trial is None or self._trial.broken is not None:
+                self._trial = await self.pump.begin()
+            sender = await self._attached(self._trial, to)
+            sender.detach()
 
     async def _attached(self, session: Session, to: Terminus) -> Sender:
         sender = self.pump.attach_sender(session, to, name=self.link_name("sender"))

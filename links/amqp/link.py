@@ -73,9 +73,16 @@ class AmqpLink(Link[bytes]):
         if self._at_most_once:
             for arrival in arrivals:
                 receiver.settle(arrival, ACCEPTED)
-            with trio.move_on_after(TAKING, shield=True):
-                await receiver.pump.written()
+            await self._taken()
         return [self._received(arrival) for arrival in arrivals]
+
+    async def _taken(self) -> None:
+        """Wait until it is written; behind a cancellation no longer than `TAKING`, else as long as the peer stalls."""
+        waits = True
+        while waits:
+            with trio.move_on_after(TAKING, shield=True) as scope:
+                await self._receiver.pump.written()
+            waits = scope.cancelled_caught and trio.current_effective_deadline() > trio.current_time()
 
     def _received(self, arrival: Arrival) -> Received[bytes]:
         self._numbers += 1

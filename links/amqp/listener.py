@@ -178,6 +178,8 @@ class Listener:
         if session is None:
             session = self.add_session(pointer)
             lib.pn_session_open(pointer)
+        elif session.opened:  # proton would keep a channel of it behind its end, and crash on that
+            self.fail(Condition("amqp:not-allowed", "the peer began a session twice"))
         session.opened = True
         self.heard.append(SessionOpened(session))
 
@@ -290,7 +292,9 @@ class Listener:
             if link.partial is not None:
                 raw, link.partial = bytes(link.partial), None
             lib.pn_link_advance(pointer)
-            arrivals.append(Arrival(link, delivery, raw, bool(presettled(delivery))))
+            if settled := bool(presettled(delivery)):
+                lib.pn_delivery_settle(delivery)  # proton forgets it, and the peer hears nothing
+            arrivals.append(Arrival(link, None if settled else delivery, raw, settled))
         if arrivals:
             self.heard.append(Arrived(link, arrivals))
         self._end_drain(link)

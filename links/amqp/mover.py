@@ -85,6 +85,8 @@ class Mover:
 
         Cancellation: it is written or not.
         """
+        if self.over is not None:
+            raise self.over
         if self._due:
             if hurry:
                 self.hurry()

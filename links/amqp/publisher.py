@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from links.abc import Publisher
+from links.abc import Presence, Publisher
 from links.amqp.addresses import Address
-from links.amqp.deliveries import raw_of
+from links.amqp.deliveries import due_at, raw_of
 from links.amqp.ends import Sent
 from links.amqp.events import State
 from links.amqp.messages import copy, encode, with_annotation
-from links.amqp.values import Timestamp
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused, PublishNotAccepted
 from settlement.attempts import header_count
 from settlement.delivery import Letter, check_letter
@@ -32,6 +31,7 @@ class AmqpPublisher(Publisher):
         self.name = address.name
         self.address = address
         self._annotation = annotation
+        self._turn = broker.turns.setdefault(address, trio.Lock())
 
     def __repr__(self) -> str:
         return f"<AmqpPublisher to {self.name!r} on {self.broker.name}>"
@@ -62,18 +62,29 @@ class AmqpPublisher(Publisher):
             raise PublishNotAccepted(f"{self.name!r} on {self.broker.name}: {said}{why}{unrouted}")
 
     async def _sent(self, raw: bytes) -> Sent:
-        """Send in this life of the connection, or the next one. Whatever it raises, nothing was sent."""
-        after = 0
-        while True:
-            await self._broker.until_up(after)
-            life = self._broker.life
-            try:
-                return await life.send(self.address, raw)
-            except ConnectionBroken:
-                after = life.number
-            except (LinkRefused, LinkBroken) as error:
-                raise PublishNotAccepted(f"{self.name!r} on {self.broker.name}: {error}; nothing was sent") from error
-            await trio.lowlevel.checkpoint()
+        """Send in this life of the connection, or the next one. Whatever it raises, nothing was sent.
+
+        What waits for a life goes in the order in which it was asked for: one after the other, by `turn`.
+        """
+        broker, turn, after, ours = self._broker, self._turn, 0, False
+        try:
+            while True:
+                if not ours and (turn.locked() or broker.presence is not Presence.UP or broker.lives <= after):
+                    await turn.acquire()
+                    ours = True
+                await broker.until_up(after)
+                life = broker.life
+                try:
+                    return await life.send(self.address, raw)
+                except ConnectionBroken:
+                    after = life.number
+                except (LinkRefused, LinkBroken) as error:
+                    said = f"{self.name!r} on {self.broker.name}: {error}; nothing was sent"
+                    raise PublishNotAccepted(said) from error
+                await trio.lowlevel.checkpoint()
+        finally:
+            if ours:
+                turn.release()
 
     def _encoded(self, letter: Letter, wall: float) -> bytes:
         check_letter(letter)
@@ -91,5 +102,5 @@ class AmqpPublisher(Publisher):
         if self._annotation is None:
             raise ValueError("only Scheduled(annotation) lets an AMQP broker wait; this publisher has no annotation")
         if self._annotation.endswith("time"):
-            return with_annotation(raw, self._annotation, Timestamp(round((wall + letter.deliver_after) * 1000)))
-        return with_annotation(raw, self._annotation, round(letter.deliver_after * 1000))
+            return with_annotation(raw, self._annotation, due_at(wall, letter.deliver_after))
+        return with_annotation(raw, self._annotation, int(due_at(0.0, letter.deliver_after)))

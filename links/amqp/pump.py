@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import trio
 
@@ -66,16 +66,18 @@ class Pump(Mover):
         self._changed = trio.lowlevel.ParkingLot()
         self._answers: dict[type[Any], Callable[[Any], None]] = {
             Opened: self._on_opened,
-            SessionOpened: lambda event: self._sessions[event.session].on_opened(),
+            SessionOpened: self._on_session_opened,
             SessionEnded: self._on_session_ended,
-            LinkAttached: lambda event: self._ends[event.link].on_attached(event),
             LinkDetached: self._on_detached,
-            Arrived: lambda event: self._ends[event.link].on_arrived(event.arrivals),
-            Aborted: lambda event: self._ends[event.link].on_aborted(),
-            OutcomeOf: lambda event: self._ends[event.link].on_outcome(event.number, event.disposition),
-            CreditGranted: lambda event: self._ends[event.link].on_credit(event.drain),
-            Drained: lambda event: self._ends[event.link].on_drained(),
-            Proved: lambda event: self._ends[event.link].on_proved(event.number),
+        }
+        self._tells: dict[type[Any], Callable[[End, Any], None]] = {
+            LinkAttached: lambda end, event: end.on_attached(event),
+            Arrived: lambda end, event: end.on_arrived(event.arrivals),
+            Aborted: lambda end, _: end.on_aborted(),
+            OutcomeOf: lambda end, event: end.on_outcome(event.number, event.disposition),
+            CreditGranted: lambda end, event: end.on_credit(event.drain),
+            Drained: lambda end, _: end.on_drained(),
+            Proved: lambda end, event: end.on_proved(event.number),
         }
 
     async def run(self) -> None:
@@ -169,16 +171,31 @@ class Pump(Mover):
     # --- what is heard
 
     def _on(self, event: Event) -> None:
-        answer = self._answers.get(type(event))
-        if answer is not None:
+        if self.over is not None:  # bytes that came in the tick of the break: nobody is there for them
+            return
+        kind = type(event)
+        if (tell := self._tells.get(kind)) is not None:
+            end = self._ends.get(cast("Any", event).link)
+            if end is not None:  # else it is a link that we did not ask for: it gets no answer and no credit
+                tell(end, event)
+        elif (answer := self._answers.get(kind)) is not None:
             answer(event)
 
     def _on_opened(self, event: Opened) -> None:
         self.peer = event
         self._changed.unpark_all()
 
+    def _on_session_opened(self, event: SessionOpened) -> None:
+        session = self._sessions.get(event.session)
+        if session is None:  # nobody here began it: a peer on proton answers so to a begin with its end behind it
+            self.engine.end(event.session)
+        else:
+            session.on_opened()
+
     def _on_session_ended(self, event: SessionEnded) -> None:
-        session = self._sessions.pop(event.session)
+        session = self._sessions.pop(event.session, None)
+        if session is None:
+            return
         session.on_ended(event.condition)
         self._session_ended_at = trio.current_time()
         self._changed.unpark_all()
@@ -186,7 +203,9 @@ class Pump(Mover):
             self._ends.pop(handle).on_detached(event.condition, "the session ended")
 
     def _on_detached(self, event: LinkDetached) -> None:
-        self._ends.pop(event.link).on_detached(event.condition, "the link was detached")
+        end = self._ends.pop(event.link, None)
+        if end is not None:
+            end.on_detached(event.condition, "the link was detached")
 
     def _ended(self) -> None:
         for awaited in [*self._sessions.values(), *self._ends.values()]:
