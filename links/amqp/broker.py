@@ -90,8 +90,8 @@ class AmqpBroker(Broker):
         super().__init__(", ".join(target.name for target in self._targets))
         self.durable = durable
         self.retry_header = retry_header
-        self.user: bytes | None = next((each.user.encode() for each in self._logins if each.user), None)
-        """Whose user-id a copy may keep."""
+        self.user: bytes | None = None
+        """Who is logged in, or was last: a copy may keep this user-id."""
         self.life: Life
         """The present connection, or the last one; for sources and publishers, behind `until_up`."""
         self.turns: WeakValueDictionary[Address, trio.Lock] = WeakValueDictionary()
@@ -180,6 +180,7 @@ class AmqpBroker(Broker):
         turn, self._turn = self._turn, (self._turn + 1) % len(self._targets)
         target = self._targets[turn]
         who = await self._login(turn)
+        self.user = who.user.encode() or None
         stream = await self._dialled(target)
         settings = attrs.evolve(self._settings, hostname=target.hostname, login=who)
         pump = Pump(stream, Engine(settings))
@@ -198,7 +199,8 @@ class AmqpBroker(Broker):
         except BaseExceptionGroup as group:
             error = alone(group)
             if isinstance(error, LinkError):
-                raise explain(error, target, who, opened=pump.peer is not None) from error
+                peer = pump.peer is not None
+                raise explain(error, target, who, opened=peer, logged_in=pump.engine.logged_in) from error
             raise_bare(error)
         raise ConnectionBroken(f"{target.name}: the connection was closed")
 

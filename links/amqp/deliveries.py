@@ -7,13 +7,13 @@ from typing import Any
 from links.abc import Received
 from links.amqp.events import ACCEPTED, FAILED, REJECTED, Disposition, State
 from links.amqp.handles import Arrival
-from links.amqp.sections import Headers, Sections, split
+from links.amqp.sections import Headers, Sections, split, walk
 from links.amqp.values import Timestamp, Undecodable, skip
 from settlement.amqp import Accepted, Modified, Rejected
 from settlement.attempts import attempt
 from settlement.delivery import Delivery
 
-__all__ = ["DELIVERY_TIME", "disposition", "due_at", "raw_of", "received"]
+__all__ = ["DELIVERY_TIME", "can_be_counted", "disposition", "due_at", "raw_of", "received"]
 
 DELIVERY_TIME = "x-opt-delivery-time"
 """The annotation of a *modified* that says when the message is due again: milliseconds since 1970 (`Native`)."""
@@ -64,6 +64,15 @@ def raw_of(delivery: Any) -> bytes | None:
     """The encoded message behind a delivery of this transport; None: it came from elsewhere."""
     headers = delivery.headers if isinstance(delivery, Delivery) else None
     return headers.sections.raw if isinstance(headers, Headers) else None
+
+
+def can_be_counted(delivery: Delivery[Any]) -> bool:
+    """Can a retry count be written into a copy of it? Not where its sections cannot be told apart."""
+    raw = raw_of(delivery)
+    try:
+        return raw is None or bool(walk(raw)) or not raw
+    except Undecodable:
+        return False
 
 
 def due_at(wall: float, delay: float) -> Timestamp:

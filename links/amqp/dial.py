@@ -135,18 +135,25 @@ def _why_no_tls(error: BaseException | None) -> str:
 # --- what a pump raises
 
 
-def explain(error: LinkError, target: Target, login: Login, *, opened: bool) -> LinkError:
+def explain(error: LinkError, target: Target, login: Login, *, opened: bool, logged_in: bool = False) -> LinkError:
     """What ended a connection, with the target's name, and for a stranger what it is: to be raised from `error`.
 
-    `opened`: the peer had opened the connection. The class stays, but for a TLS alert after the handshake, by which
-    TLS 1.3 says no to a client certificate: `LinkRefused`.
+    `opened`: the peer had opened the connection; `logged_in`: it had taken the login. The class stays, but where a peer
+    says no without a word it is `LinkRefused`: by a TLS alert after the handshake (TLS 1.3, to a client certificate),
+    or by a cut behind the login (RabbitMQ, to a virtual host that it does not have).
     """
     if opened:
         return type(error)(f"{target.name}: {error}")
+    if logged_in and target.vhost is not None and isinstance(error, ConnectionBroken) and not _is_silence(error):
+        return LinkRefused(f"{target.name}: cut behind the login: is there a virtual host {target.vhost!r}? ({error})")
     alert = None if error.__cause__ is None else error.__cause__.__cause__
     if isinstance(alert, ssl.SSLError) and "ALERT" in (alert.reason or ""):
         return LinkRefused(f"{target.name}: {_why_no_tls(alert)}")
     return type(error)(f"{target.name}: {_why_no_amqp(str(error), target, login)}")
+
+
+def _is_silence(error: LinkError) -> bool:
+    return "timeout" in str(error) or "nothing was heard" in str(error) or "no answer" in str(error)
 
 
 def _why_no_amqp(said: str, target: Target, login: Login) -> str:

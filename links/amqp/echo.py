@@ -33,7 +33,7 @@ class Echoes:
         self._asking: dict[LinkHandle, None] = {}
         self._watch = Watch()
         self._attaching: dict[str, LinkHandle] = {}
-        self._theirs: dict[tuple[int, bytes], LinkHandle] = {}
+        self._theirs: dict[tuple[int, int], LinkHandle] = {}
         """Receivers of ours, by the peer's channel and handle."""
 
     def __bool__(self) -> bool:
@@ -83,6 +83,7 @@ class Echoes:
 
     def attaching(self, link: LinkHandle) -> None:
         """We attach this link: the peer's attach of the same name will say how it calls it."""
+        self._attaching = {name: each for name, each in self._attaching.items() if each.alive}
         if not link.is_sender:
             self._attaching[link.name] = link
 
@@ -117,4 +118,5 @@ class Echoes:
         if said is not None and scalar(is_receiver, 0) is False:
             link = self._attaching.pop(said.decode(errors="replace"), None)
             if link is not None:
-                self._theirs[frame.channel, handle] = link
+                number = scalar(handle, 0)
+                self._theirs[frame.channel, number if isinstance(number, int) else 0] = link

@@ -52,8 +52,7 @@ class Engine:
         """The weakest proof that something was seen over there: a frame that came after it was written."""
         self.output_done = False
         """Nothing more will be sent."""
-        self._names = 0
-        self._numbers = 0
+        self._names = self._numbers = 0
         self._echoes = Echoes(self._pull)
         self._grants: dict[LinkHandle, int] = {}
         """Credit that is not with proton yet, which writes flows before dispositions: the peer would send one too many,
@@ -64,6 +63,11 @@ class Engine:
         self._transport = self._listener.transport
         self._connection = self._listener.connection
         self._configure()
+
+    @property
+    def logged_in(self) -> bool:
+        """Has the peer taken the login?"""
+        return bool(lib.pn_sasl_outcome(lib.pn_sasl(self._transport)) == lib.PN_SASL_OK)
 
     @property
     def ended(self) -> Closed | Failed | None:
@@ -156,10 +160,8 @@ class Engine:
 
     def tick(self, now: float) -> float | None:
         """Tell the time, in seconds on a clock that never goes back; returns when to tell it again, at the latest."""
-        deadline = None
         milliseconds = lib.pn_transport_tick(self._transport, int(now * 1000) + 1)
-        if milliseconds > 0:
-            deadline = milliseconds / 1000
+        deadline = milliseconds / 1000 if milliseconds > 0 else None
         if self.ended is None and self.settings.idle_timeout > 0:
             if self._heard or self._heard_at is None:
                 self._heard, self._heard_at = False, now
@@ -220,8 +222,9 @@ class Engine:
         presettled: bool = False,
     ) -> LinkHandle | None:
         """Attach a receiver; None on a dead session. Credit is granted after `LinkAttached`."""
-        ends = source, Terminus(target)
-        return self._attach(session, ends, name, properties, is_sender=False, presettled=presettled)
+        return self._attach(
+            session, (source, Terminus(target)), name, properties, is_sender=False, presettled=presettled
+        )
 
     def attach_sender(
         self,
@@ -234,8 +237,9 @@ class Engine:
         presettled: bool = False,
     ) -> LinkHandle | None:
         """Attach a sender; None on a dead session. Send after `CreditGranted`."""
-        ends = Terminus(source), target
-        return self._attach(session, ends, name, properties, is_sender=True, presettled=presettled)
+        return self._attach(
+            session, (Terminus(source), target), name, properties, is_sender=True, presettled=presettled
+        )
 
     def _attach(
         self,
@@ -385,10 +389,6 @@ class Engine:
         """Answer a drain: the rest of the credit is given back."""
         if link.alive:
             link.passed += lib.pn_link_drained(link.pointer)
-
-    def unsettled(self, link: LinkHandle) -> int:
-        """How many deliveries of this link nobody has settled."""
-        return int(lib.pn_link_unsettled(link.pointer)) if link.alive else 0
 
 
 def _put_terminus(pointer: Pointer, terminus: Terminus) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from itertools import count
+from typing import Final
 
 import attrs
 import trio
@@ -20,8 +21,12 @@ from links.amqp.events import Terminus
 from links.amqp.management import Management
 from links.amqp.pump import Pump
 from links.amqp.rabbitmq import Peer, QueueInfo
+from links.errors import LinkBroken
 
-__all__ = ["Life"]
+__all__ = ["ATTACH", "Life"]
+
+ATTACH: Final = 30.0
+"""Seconds within which a peer answers an attach."""
 
 
 @attrs.define(eq=False)
@@ -41,7 +46,8 @@ class Life:
         self.number = number
         """As `Broker.lives`."""
         self._asking = trio.Lock()
-        self._manager: tuple[Session, Management] | None = None
+        self._manager: Management | None = None
+        self._mute: LinkBroken | None = None
         self._token = secrets.token_hex(4)
         self._links = count(1)
         self._session: Session | None = None
@@ -57,20 +63,29 @@ class Life:
     async def queue(self, name: str) -> QueueInfo:
         """Ask the management of a RabbitMQ what this queue is like.
 
-        Raises `LinkRefused` where there is none, `LinkBroken` where it does not say, `ConnectionBroken`. Cancellation:
-        nothing was done.
+        Raises `LinkRefused` where there is none, `ConnectionBroken`; `LinkBroken` where it does not say, and then for
+        every queue of this life: others need not wait for it as well. Cancellation: nothing was done.
         """
         async with self._asking:
-            if self._manager is None or self._manager[0].broken is not None:
-                session = await self.pump.begin()
-                manager = Management(self.pump, session)
-                try:
-                    await manager.attached()
-                except BaseException:
-                    session.end()
-                    raise
-                self._manager = session, manager
-            return await self._manager[1].queue(name)
+            if self._mute is not None:
+                raise LinkBroken(str(self._mute)) from self._mute
+            try:
+                return await self._ask(name)
+            except LinkBroken as error:
+                self._mute = error
+                raise
+
+    async def _ask(self, name: str) -> QueueInfo:
+        if self._manager is None:
+            session = await self.pump.begin()
+            manager = Management(self.pump, session)
+            try:
+                await manager.attached()
+            except BaseException:
+                session.end()
+                raise
+            self._manager = manager
+        return await self._manager.queue(name)
 
     async def send(self, address: Address, raw: bytes) -> Sent:
         """Send a message to this address, behind those that were asked for before.
@@ -108,8 +123,11 @@ class Life:
     async def _attached(self, session: Session, to: Terminus) -> Sender:
         sender = self.pump.attach_sender(session, to, name=self.link_name("sender"))
         try:
-            await sender.attached()
+            with trio.move_on_after(ATTACH):
+                await sender.attached()
+                return sender
         except BaseException:
             sender.detach()
             raise
-        return sender
+        sender.detach()
+        raise LinkBroken(f"no answer to the attach within {ATTACH:g} s")

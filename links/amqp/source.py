@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import trio
 
 from links.abc import Link, Lost, Source
 from links.amqp.addresses import Address, Queue, Topic
+from links.amqp.deliveries import can_be_counted
 from links.amqp.ends import Receiver
-from links.amqp.life import Life
+from links.amqp.life import ATTACH, Life
 from links.amqp.link import AmqpLink
 from links.amqp.publisher import AmqpPublisher
 from links.amqp.rabbitmq import QueueInfo, advice, counts, delays_natively
@@ -20,6 +22,7 @@ from links.errors import LinkBroken, LinkRefused
 from settlement.amqp import AT_MOST_ONCE, Delays, Facts, Settle, Verb, decide
 from settlement.delays import Copies, Hold, Native, Scheduled, Stored
 from settlement.delivery import Delivery, Destination
+from settlement.outcomes import RetryAfter
 from settlement.plans import Plan
 from settlement.policy import Ending, Policy, positive
 
@@ -29,9 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["AmqpSource"]
 
 _log = logging.getLogger("trio_settlement")
-
-ATTACH: Final = 30.0
-"""Seconds within which a peer answers an attach."""
 
 
 class AmqpSource(Source[bytes]):
@@ -64,6 +64,8 @@ class AmqpSource(Source[bytes]):
         elif not isinstance(address, Queue):
             to = AmqpPublisher(broker, address)
         self._facts = Facts(to, delays, settle, broker.retry_header)
+        copied = isinstance(delays, Copies | Scheduled) and not self.at_most_once
+        self._uncounted = attrs.evolve(self._facts, delays=Hold(1)) if copied else None
         self._advised: set[str] = set()
 
     def __repr__(self) -> str:
@@ -82,7 +84,13 @@ class AmqpSource(Source[bytes]):
             raise ValueError(f"dead_letter must be another address than {self.name!r} itself")
 
     def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Verb]:
-        """The decision table of `settlement.amqp`."""
+        """The decision table of `settlement.amqp`.
+
+        But a message that cannot be read at all is held for the delay of a `RetryAfter`, since no count can be written
+        into a copy of it, which would go round for ever: the broker's own limit ends it.
+        """
+        if self._uncounted is not None and isinstance(outcome, RetryAfter) and not can_be_counted(delivery):
+            return decide(outcome, delivery, self._uncounted, policy)
         return decide(outcome, delivery, self._facts, policy)
 
     @asynccontextmanager

@@ -178,7 +178,7 @@ def flow_frame(
 class LinkState(NamedTuple):
     """What a flow says of a link (part 2.7.4)."""
 
-    handle: bytes
+    handle: int
     limit: int
     """delivery-count + link-credit, which stays as it is while messages pass: the last one that may be sent."""
     drain: bool
@@ -191,7 +191,7 @@ def link_state(frame: Frame) -> LinkState | None:
         return None
     limit = (_number(fields[_DELIVERY_COUNT]) + _number(fields[_CREDIT])) & _SERIAL
     drain = len(fields) > _DRAIN and fields[_DRAIN] in (_TRUE, _LONG_TRUE)
-    return LinkState(fields[_HANDLE], limit, drain)
+    return LinkState(_number(fields[_HANDLE]), limit, drain)
 
 
 def reaches(limit: int, wanted: int) -> bool:

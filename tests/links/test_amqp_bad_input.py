@@ -22,7 +22,7 @@ from links.amqp import AT_MOST_ONCE, AmqpBroker, EmbeddedBroker, Queue, Raw, Top
 from links.amqp.events import Condition
 from links.errors import LinkRefused
 from settlement import Ack, Delivery, Hold, Native, Outcome, Policy, Scheduled, Stored
-from tests.links.rabbit_kit import Rabbit, shapes
+from tests.links.rabbit_kit import Rabbit, any_broker, shapes
 
 pytestmark = pytest.mark.amqp
 
@@ -236,3 +236,11 @@ async def test_a_password_that_rabbitmq_does_not_take(rabbit: Rabbit) -> None:
     url = f"amqp://{rabbit.user}:{SECRET}@{rabbit.node.host}:{rabbit.node.port}"
     said = await refused(AmqpBroker(url).queue("orders"))
     assert "refused the login by PLAIN" in said
+
+
+@pytest.mark.servers
+@any_broker
+async def test_a_virtual_host_that_rabbitmq_does_not_have(rabbit: Rabbit) -> None:
+    """RabbitMQ says so by cutting the connection behind the login."""
+    said = await refused(AmqpBroker(f"{rabbit.url}/nowhere").queue("orders"))
+    assert "virtual host 'nowhere'" in said
