@@ -1,9 +1,10 @@
 """One handler slot: asks the handler, has the outcome decided, orders the verb.
 
-Owns the cancel scope of the delivery that it works on. Hears received deliveries over a channel, one at a time, and
-parks only when that is empty. Tells the settler by `Order`; where a plan has steps before its verb, a before-step
-task; where it has steps after, it takes room among the copies first. Cancelled, it says nothing: the delivery is
-left unsettled, and the life books it.
+Owns the cancel scope of the delivery that it works on; where nobody but the end of grace could cancel that (no lease,
+more than one handler at once), one scope serves all its deliveries, one after the other. Hears received deliveries over
+a channel, one at a time, and parks only when that is empty. Tells the settler by `Order`; where a plan has steps before
+its verb, a before-step task; where it has steps after, it takes room among the copies first. Cancelled, it says
+nothing: the delivery is left unsettled, and the life books it.
 """
 
 from __future__ import annotations
@@ -142,34 +143,43 @@ class Worker:
         Cancellation: nothing is answered, also where the handler swallowed `Cancelled` (DESIGN 3.5); an error of the
         handler is logged.
         """
-        within = self._subscription.within
-        result: object = None
-        failure: Exception | None = None
+        called: tuple[object, Exception | None] | None = None
         with self._delivery_scope(batch) as scope:
-            for received in batch:
-                received.started = True
-            try:
-                if within is None:
-                    result = await handler(argument)
-                else:
-                    with trio.fail_after(within):
-                        result = await handler(argument)
-            except Exception as error:  # noqa: BLE001 -- a handler may raise anything; the policy answers (C-1.3)
-                failure = error
-            except BaseExceptionGroup as group:
-                errors, rest = group.split(Exception)
-                self._log_late(batch, errors)
-                raise_bare(cast("BaseException", rest))  # never empty: else the group were an Exception
+            called = await self._answered(handler, argument, batch)
         self.scope = None
+        failure = None if called is None else called[1]
+        await self._not_cancelled(batch, failure)
+        if scope.cancel_called:
+            self._log_late(batch, failure)
+            return None
+        return called
+
+    async def _answered(
+        self, handler: Callable[[Any], Awaitable[object]], argument: Any, batch: Sequence[Received[Any]]
+    ) -> tuple[object, Exception | None]:
+        """What the handler returned, and its failure. Cancellation: an error of the handler beside it is logged."""
+        within = self._subscription.within
+        for received in batch:
+            received.started = True
+        try:
+            if within is None:
+                return await handler(argument), None
+            with trio.fail_after(within):
+                return await handler(argument), None
+        except Exception as error:  # noqa: BLE001 -- a handler may raise anything; the policy answers (C-1.3)
+            return None, error
+        except BaseExceptionGroup as group:
+            errors, rest = group.split(Exception)
+            self._log_late(batch, errors)
+            raise_bare(cast("BaseException", rest))  # never empty: else the group were an Exception
+
+    async def _not_cancelled(self, batch: Sequence[Received[Any]], failure: Exception | None) -> None:
+        """A handler that swallowed `Cancelled` has answered nothing (DESIGN 3.5): raises it again."""
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:
             self._log_late(batch, failure)
             raise
-        if scope.cancel_called:
-            self._log_late(batch, failure)
-            return None
-        return result, failure
 
     def _log_late(self, batch: Sequence[Received[Any]], error: BaseException | None) -> None:
         """A handler failed although it was cancelled: no failure that a policy answers, and no secret either."""
@@ -196,25 +206,51 @@ class SingleWorker(Worker):
     def __init__(self, life: Life) -> None:
         super().__init__(life)
         self._says = self._says or self._serial  # there is nothing to say together
+        self._shares_scope = self._keeper is None and not self._says
+        """Nobody but the end of grace cancels a delivery here, and no verb is said where it would be cancelled, too."""
 
     async def run(self, work: trio.MemoryReceiveChannel[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
         """As `Worker.run`."""
-        take = work.receive_nowait
         with work, orders:
-            while True:
-                try:
-                    received = take()
-                except trio.WouldBlock:
-                    try:
-                        received = await work.receive()
-                    except trio.EndOfChannel:
-                        return
-                except trio.EndOfChannel:
-                    return
+            if self._shares_scope:
+                await self._until_drained(work, orders)
+            while (received := await _next(work)) is not None:
                 if self._life.draining:
                     await self._life.give_back([received])
                 elif self._ours(received):
                     await self._handle(received, orders)
+
+    async def _until_drained(
+        self, work: trio.MemoryReceiveChannel[Received[Any]], orders: trio.MemorySendChannel[Order]
+    ) -> None:
+        """Handle what comes, all in one scope, until the channel ends or a drain has begun."""
+        received: Received[Any] | None = None
+        with trio.CancelScope() as self.scope:
+            if self._life.grace_over:
+                self.scope.cancel()
+            while (received := await _next(work)) is not None and not self._life.draining:
+                if self._ours(received):
+                    await self._handle_shared(received, orders)
+                received = None
+        if received is None:
+            return
+        if self.scope.cancel_called:  # by the end of grace, in the handler or before the first one
+            self._hand.leave(received)
+        else:
+            await self._life.give_back([received])
+
+    async def _handle_shared(self, received: Received[Any], orders: trio.MemorySendChannel[Order]) -> None:
+        delivery = self._decoded(received)
+        ending: Ending
+        if isinstance(delivery, Delivery):
+            result, failure = await self._answered(self._subscription.handler, delivery, (received,))
+            await self._not_cancelled((received,), failure)
+            ending = self._ending(delivery, result, failure)
+        else:
+            ending = delivery
+        shared = self.scope
+        await self._order(received, ending, orders)
+        self.scope = shared
 
     async def _handle(self, received: Received[Any], orders: trio.MemorySendChannel[Order]) -> None:
         delivery = self._decoded(received)
@@ -225,12 +261,27 @@ class SingleWorker(Worker):
         if called is None:
             self._hand.leave(received)
             return
-        result, failure = called
+        await self._carry_out(received, self._ending(delivery, *called), orders)
+
+    def _ending(self, delivery: Delivery[Any], result: object, failure: Exception | None) -> Ending:
+        """What a handler answered, or the policy for it. Raises `HandlerFailed`."""
         if failure is None and result is not None and not is_outcome(result):
             failure = no_outcome(result)
-        ending = cast("Ending", result or ACK) if failure is None else self._answer(delivery, failure)
-        await self._carry_out(received, ending, orders)
+        return cast("Ending", result or ACK) if failure is None else self._answer(delivery, failure)
 
     async def _carry_out(self, received: Received[Any], ending: Ending, orders: trio.MemorySendChannel[Order]) -> None:
         if (freeing := await self._order(received, ending, orders)) is not None:
             await freeing.wait()
+
+
+async def _next(work: trio.MemoryReceiveChannel[Received[Any]]) -> Received[Any] | None:
+    """The next delivery, without a checkpoint where there is one; None: the channel has ended."""
+    try:
+        return work.receive_nowait()
+    except trio.WouldBlock:
+        try:
+            return await work.receive()
+        except trio.EndOfChannel:
+            return None
+    except trio.EndOfChannel:
+        return None
