@@ -1,0 +1,247 @@
+"""Random weather on `links.amqp`, in virtual time: whatever happens, no message is lost and the books balance.
+
+Each seed draws a scenario (tests/weather/amqp_scenario.py), plays it against an `EmbeddedBroker` at the other end of
+cables that fail, and is judged by the invariants of tests/weather/amqp_story.py. A failure prints the command that
+repeats it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+import actors.hand
+import links.amqp.publisher
+from actors import Subscription, open_runtime
+from actors.before_steps import BeforeSteps
+from actors.hand import Hand
+from links.amqp.broker import AmqpBroker
+from links.amqp.embedded import EmbeddedBroker
+from links.amqp.ends import Receiver
+from links.amqp.events import ACCEPTED
+from links.amqp.link import AmqpLink
+from links.amqp.messages import copy
+from links.amqp.publisher import AmqpPublisher
+from links.errors import LinkBroken
+from settlement import Ack, Copies, Delivery, FailFast, Hold, Native, Outcome, RetryAfter
+from settlement.amqp import Delays
+from settlement.delivery import Letter
+from settlement.ledger import Line
+from tests.weather.amqp_scenario import Scenario, draw
+from tests.weather.amqp_verdict import Verdict
+from tests.weather.amqp_watched import virtual_wall, watched_broker
+from tests.weather.amqp_world import World, play
+from tests.weather.schedule import chosen, dice_of, same_schedule, sized
+from tests.weather.story import watched_hands
+
+pytestmark = pytest.mark.amqp
+
+SEEDS = chosen("SETTLEMENT_SEED", range(sized(fast=200, full=200, long=5000)))
+
+
+def weather(scenario: Scenario, seed: int) -> tuple[World, Verdict]:
+    """Play one."""
+    with same_schedule(seed), watched_hands(), watched_broker():
+        return trio.run(play, scenario, seed, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_weather(seed: int) -> None:
+    """Nothing is lost, in any weather."""
+    scenario = draw(dice_of(seed))
+    try:
+        world, verdict = weather(scenario, seed)
+        if scenario.calm and not isinstance(scenario.on_error, FailFast):
+            in_fair_weather(scenario, world, verdict)
+    except BaseException as error:
+        error.add_note(
+            f"{scenario}\nagain: SETTLEMENT_SEED={seed} tests/run --only amqp -- tests/weather/test_weather_amqp.py"
+        )
+        raise
+
+
+def in_fair_weather(scenario: Scenario, world: World, verdict: Verdict) -> None:
+    """What is exact where nothing went wrong: a drain proves what it has said, and uncut nothing is said twice."""
+    ledgers = [*world.story.ledgers.values()]
+    if scenario.end == "natural" or (scenario.end == "drain" and scenario.goodbye == 5.0):
+        assert not [ledger.deliveries for ledger in ledgers if ledger.unknown]
+    if scenario.end != "natural" or any(ledger.unsettled for ledger in ledgers):
+        return  # cut: something may have been on the wire
+    assert (verdict.doubled, verdict.vanished) == (0, 0)
+    if scenario.cap is not None:
+        assert max(verdict.calls.values(), default=0) <= scenario.cap, verdict.calls
+
+
+@pytest.mark.parametrize(
+    "delays", [Copies(), Hold(1, max_delay=3600.0), Native()], ids=lambda each: type(each).__name__
+)
+async def test_an_hour_takes_a_moment(delays: Delays, autojump_clock: trio.testing.MockClock) -> None:
+    """`RetryAfter` of one hour over the real wire, heartbeats and all, whoever keeps the message meanwhile."""
+    began = time.perf_counter()
+    embedded, times, attempts = EmbeddedBroker(), list[float](), list[int]()
+    broker = AmqpBroker("amqp://localhost", connect=embedded.connect)
+
+    async def handle(delivery: Delivery[bytes]) -> Outcome:
+        times.append(trio.current_time())
+        attempts.append(delivery.attempt)
+        return RetryAfter(3600.0) if delivery.attempt == 1 else Ack()
+
+    subscription = Subscription(broker.queue("orders", delays=delays), handle)
+    with virtual_wall():
+        async with embedded.running(), open_runtime(subscription) as runtime:
+            await broker.publisher("orders").publish(b"1")
+            with trio.fail_after(3700.0):
+                while runtime.ledger("orders").acked == 0:
+                    await trio.sleep(1.0)
+            assert not embedded.ready("orders")
+    assert attempts == [1, 2]
+    assert times[1] - times[0] == pytest.approx(3600.0, abs=0.1)
+    assert (runtime.ledger("orders").delayed, runtime.ledger("orders").balanced) == (1, True)
+    assert time.perf_counter() - began < 5.0
+
+
+# --- mistakes that are planted
+
+
+def booked_when_written(patch: pytest.MonkeyPatch) -> None:
+    """What is said is booked before anybody has seen it."""
+    patch.setattr(AmqpLink, "proves", False)
+
+
+def proved_by_writing(patch: pytest.MonkeyPatch) -> None:
+    """The same, by a proof that is none."""
+
+    async def proved(link: AmqpLink) -> None:
+        await link.flush()
+
+    patch.setattr(AmqpLink, "proved", proved)
+
+
+def publish_sent_again(patch: pytest.MonkeyPatch) -> None:
+    """A publish that broke on the wire is sent again by itself."""
+    send = AmqpPublisher.send
+
+    async def sending(publisher: AmqpPublisher, letter: Letter) -> None:
+        try:
+            await send(publisher, letter)
+        except LinkBroken:
+            await send(publisher, letter)
+
+    patch.setattr(AmqpPublisher, "send", sending)
+
+
+def copy_dropped_when_unknown(patch: pytest.MonkeyPatch) -> None:
+    """A copy is owed when its original is proved to be gone; where nobody knows it does not go out."""
+    owe, ended = Hand.owe, Hand.ended
+    orders: dict[Any, Any] = {}
+
+    def owing(hand: Hand, order: Any) -> None:
+        orders[order.received] = order
+
+    def ending(hand: Hand, line: Line, batch: Any) -> None:
+        for received in batch:
+            order = orders.pop(received, None)
+            if order is not None and line is not Line.UNKNOWN:
+                owe(hand, order)
+        ended(hand, line, batch)
+
+    patch.setattr(Hand, "owe", owing)
+    patch.setattr(Hand, "ended", ending)
+
+
+def unknown_called_unsettled(patch: pytest.MonkeyPatch) -> None:
+    """What was with the link is said to come back for sure."""
+    patch.setattr(actors.hand, "Line", SimpleNamespace(UNKNOWN=Line.UNSETTLED))
+
+
+def credit_given_once(patch: pytest.MonkeyPatch) -> None:
+    """Places return, and nobody tells the peer."""
+    grant = Receiver.grant
+
+    def granting(receiver: Receiver, credit: int) -> None:
+        if not receiver.__dict__.setdefault("granted", False):
+            receiver.__dict__["granted"] = True
+            grant(receiver, credit)
+
+    patch.setattr(Receiver, "grant", granting)
+
+
+def goodbye_that_accepts(patch: pytest.MonkeyPatch) -> None:
+    """What is in hand at the end is accepted, not left."""
+    on_arrived, say_goodbye = Receiver.on_arrived, AmqpLink.say_goodbye
+
+    def arrived(receiver: Receiver, arrivals: Any) -> None:
+        receiver.__dict__.setdefault("all", []).extend(arrivals)
+        on_arrived(receiver, arrivals)
+
+    async def saying(link: AmqpLink, goodbye: float) -> None:
+        for arrival in link._receiver.__dict__.get("all", ()):
+            link._receiver.settle(arrival, ACCEPTED)
+        await say_goodbye(link, goodbye)
+
+    patch.setattr(Receiver, "on_arrived", arrived)
+    patch.setattr(AmqpLink, "say_goodbye", saying)
+
+
+def dead_letter_skipped(patch: pytest.MonkeyPatch) -> None:
+    """A dead letter that does not get through is passed over."""
+    published = BeforeSteps._published
+
+    async def publishing(steps: BeforeSteps, step: Any) -> bool:
+        with trio.move_on_after(1.0):
+            return await published(steps, step)
+        return True
+
+    patch.setattr(BeforeSteps, "_published", publishing)
+
+
+def copies_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """A copy goes out as its original came."""
+
+    def splicing(raw: bytes, *, user: bytes | None = None, **_: object) -> bytes:
+        return copy(raw, user=user)
+
+    patch.setattr(links.amqp.publisher, "copy", splicing)
+
+
+def too_much_credit(patch: pytest.MonkeyPatch) -> None:
+    """One more place is given back than was free."""
+    grant = Receiver.grant
+    patch.setattr(Receiver, "grant", lambda receiver, credit: grant(receiver, credit + 1))
+
+
+MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    each.__name__: each
+    for each in (
+        booked_when_written,
+        proved_by_writing,
+        publish_sent_again,
+        copy_dropped_when_unknown,
+        unknown_called_unsettled,
+        credit_given_once,
+        goodbye_that_accepts,
+        dead_letter_skipped,
+        copies_not_counted,
+        too_much_credit,
+    )
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests can fail."""
+    MISTAKES[mistake](monkeypatch)
+    for seed in range(200):
+        try:
+            weather(draw(dice_of(seed)), seed)
+        except (AssertionError, ExceptionGroup):
+            return
+    pytest.fail("nobody noticed")
