@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -17,6 +18,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ORDERS = ROOT / "examples" / "orders.jsonl"
+
+CONCURRENCY = 4
+"""Of `examples/sigterm.py`."""
 
 pytestmark = [pytest.mark.servers, pytest.mark.sqlite]
 
@@ -157,7 +161,7 @@ def test_a_settler_that_skips_is_found_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(tmp_path: Path, running: Callable[..., subprocess.Popen[str]], number: signal.Signals) -> None:
-    """SIGTERM finishes what is in hand, and exits 0 with nothing left in hand."""
+    """SIGTERM finishes what was begun, gives back what was not, and exits 0 with nothing left in hand."""
     process = running(tmp_path, program=ROOT / "examples" / "sigterm.py")
     assert process.stdout is not None
     assert process.stdout.readline().startswith("serving")
@@ -167,7 +171,12 @@ def test_a_signal_drains(tmp_path: Path, running: Callable[..., subprocess.Popen
 
     assert process.returncode == 0, out
     assert f"{number.name}: draining" in out
-    assert "0 unsettled + 0 unknown + 0 in hand" in out
+    received, acked, unsettled = (
+        int(re.findall(rf"(\d+) {line}", out)[0]) for line in ("received", "acked", "unsettled")
+    )
+    assert received == acked + unsettled, out
+    assert unsettled <= CONCURRENCY, out  # claimed, and no handler had begun
+    assert "0 unknown + 0 in hand" in out
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
         assert connection.execute("SELECT count(*) FROM jobs WHERE locked_until IS NOT NULL").fetchone() == (0,)
 
