@@ -134,6 +134,7 @@ async def run(url: str | None, path: Path, say: Callable[[str], None]) -> int:
             (sum(ledger.acked for ledger in dead), "dead orders acked"),
             ((buried, "dead-lettered"),),
             slack=unknown + starts[0][0].unsettled,
+            why="published twice",
         ),
     ]
     for equation in equations:

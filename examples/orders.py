@@ -146,11 +146,12 @@ def select(database: Path) -> Rows:
 
 @attrs.frozen
 class Equation:
-    """`left` against the sum of `right`; `slack`: settlements whose answer was cut off may stand on either side."""
+    """`left` against the sum of `right`; `slack`: so many may stand on either side, such as those whose answer was cut."""
 
     left: tuple[int, str]
     right: tuple[tuple[int, str], ...]
     slack: int = 0
+    why: str = "unknown"
 
     @property
     def difference(self) -> int:
@@ -160,7 +161,7 @@ class Equation:
 
     def __str__(self) -> str:
         right = " + ".join(f"{count} {name}" for count, name in self.right)
-        slack = f" (+ up to {self.slack} unknown)" if self.slack else ""
+        slack = f" (+ up to {self.slack} {self.why})" if self.slack else ""
         return f"{self.left[0]} {self.left[1]} = {right}{slack}"
 
 
