@@ -146,7 +146,7 @@ def select(database: Path) -> Rows:
 
 @attrs.frozen
 class Equation:
-    """`left` against the sum of `right`; `slack`: so many may stand on either side, such as those whose answer was cut."""
+    """`left` against the sum of `right`; `slack`: so many may stand on either side (an answer was cut)."""
 
     left: tuple[int, str]
     right: tuple[tuple[int, str], ...]
