@@ -66,6 +66,7 @@ class AmqpLink(Link[bytes]):
         """
         receiver = self._receiver
         self._check()
+        await trio.lowlevel.checkpoint_if_cancelled()  # no credit goes out in front of the goodbye
         if not self._stopped and (short := room - receiver.ahead) > 0:
             receiver.grant(short)
         arrivals = await receiver.receive(room)
