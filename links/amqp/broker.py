@@ -53,8 +53,8 @@ class AmqpBroker(Broker):
     "external", pinned; None: plain where there is a user, else anonymous. `password`: instead of the URL's; a function
     is called, and awaited, for each connection. `plain_text`: a password may go to another machine without TLS.
     `ssl_context`: instead of Python's default, which checks the certificate and the host name. `container_id`: what
-    this client calls itself. `heartbeat`: seconds of silence after which the connection is taken for dead, above 0,
-    noticed within twice as long. `durable`: what is published outlives the broker's restart, by a header section.
+    this client calls itself. `heartbeat`: seconds of silence after which the connection is taken for dead, above 0
+    (RabbitMQ: 2 or more), noticed within twice as long. `durable`: what is published outlives the broker's restart, by a header section.
     `retry_header`: the application property in which copies count. `connect`: how to get a stream to the peer instead
     of dialling the URL (a tunnel, `EmbeddedBroker.connect`); an `OSError` of it is weather.
 
