@@ -50,13 +50,14 @@ class AmqpBroker(Broker):
     """A broker, by its URL, or by several of which one is tried after the other.
 
     `url`: `amqp://[user:password@]host[:port][/vhost]`, or `amqps://` for TLS. `sasl`: "anonymous", "plain" or
-    "external", pinned; None: plain where there is a user, else anonymous. `password`: instead of the URL's; a function
-    is called, and awaited, for each connection. `plain_text`: a password may go to another machine without TLS.
-    `ssl_context`: instead of Python's default, which checks the certificate and the host name. `container_id`: what
-    this client calls itself. `heartbeat`: seconds of silence after which the connection is taken for dead, above 0
-    (RabbitMQ: 2 or more), noticed within twice as long. `durable`: what is published outlives the broker's restart, by a header section.
-    `retry_header`: the application property in which copies count. `connect`: how to get a stream to the peer instead
-    of dialling the URL (a tunnel, `EmbeddedBroker.connect`); an `OSError` of it is weather.
+    "external", pinned; None: plain where there is a user, else anonymous. `password`: instead of the URL's; a
+    function is called, and awaited, for each connection. `plain_text`: a password may go to another machine without
+    TLS. `ssl_context`: instead of Python's default, which checks the certificate and the host name. `container_id`:
+    what this client calls itself. `heartbeat`: seconds of silence after which the connection is taken for dead, above
+    0 (RabbitMQ: 2 or more), noticed within twice as long. `durable`: what is published outlives the broker's restart,
+    by a header section. `retry_header`: the application property in which copies count. `connect`: how to get a
+    stream to the peer instead of dialling the URL (a tunnel, `EmbeddedBroker.connect`); an `OSError` of it is
+    weather.
 
     Raises `ValueError` that names the argument and its legal range; the password is in no error, log or repr.
     """
