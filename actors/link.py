@@ -125,6 +125,8 @@ class Life:
             with self._intake:
                 while True:
                     room = await hand.place()
+                    if self.draining:  # the drain itself has freed this place
+                        break
                     try:
                         batch = await link.receive(room)
                     except CallBroken as error:
