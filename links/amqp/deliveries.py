@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from links.abc import Received
-from links.amqp.events import ACCEPTED, FAILED, REJECTED, Disposition, State
+from links.amqp.events import ACCEPTED, DELIVERY_TIME, FAILED, REJECTED, Disposition, State
 from links.amqp.handles import Arrival
 from links.amqp.sections import Headers, Sections, split, walk
 from links.amqp.values import Timestamp, Undecodable, skip
@@ -13,10 +13,7 @@ from settlement.amqp import Accepted, Modified, Rejected
 from settlement.attempts import attempt
 from settlement.delivery import Delivery
 
-__all__ = ["DELIVERY_TIME", "can_be_counted", "disposition", "due_at", "raw_of", "received"]
-
-DELIVERY_TIME = "x-opt-delivery-time"
-"""The annotation of a *modified* that says when the message is due again: milliseconds since 1970 (`Native`)."""
+__all__ = ["can_be_counted", "disposition", "due_at", "raw_of", "received"]
 
 
 def received(arrival: Arrival, *, source: str, number: int, retry_header: str, counts: bool) -> Received[bytes]:

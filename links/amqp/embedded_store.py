@@ -13,14 +13,11 @@ from itertools import count
 
 import attrs
 
-from links.amqp.events import Disposition, State
+from links.amqp.events import DELIVERY_TIME, Disposition, State
 from links.amqp.sections import HEADER, walk
 from links.amqp.values import LIST, Timestamp, Undecodable, compound, elements, skip
 
-__all__ = ["DELIVERY_TIME", "Message", "Queue", "QueuePolicy", "Store", "recounted"]
-
-DELIVERY_TIME = "x-opt-delivery-time"
-"""The annotation of a *modified* that says when the message is due again: milliseconds since 1970."""
+__all__ = ["Message", "Queue", "QueuePolicy", "Store", "recounted"]
 
 _NULL, _FALSE = b"\x40", b"\x42"
 _KEPT = 3

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCEPTED",
+    "DELIVERY_TIME",
     "FAILED",
     "REJECTED",
     "RELEASED",
@@ -82,6 +83,9 @@ class Disposition:
     def __str__(self) -> str:
         return self.state.name.lower()
 
+
+DELIVERY_TIME = "x-opt-delivery-time"
+"""The annotation of a *modified* that says when the message is due again: milliseconds since 1970 (`Native`)."""
 
 ACCEPTED = Disposition(State.ACCEPTED)
 REJECTED = Disposition(State.REJECTED)

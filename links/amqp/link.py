@@ -28,7 +28,7 @@ from settlement.amqp import Accepted
 __all__ = ["AmqpLink"]
 
 PATIENCE: Final = 1.0
-"""Seconds for which a peer that nobody knows may leave the first echo unanswered; then it counts as one that does."""
+"""Seconds for which an unknown peer may leave the first echo unanswered, before it counts as one that answers none."""
 TAKING: Final = 1.0
 """Seconds for which the accepting of what was received at most once is written in spite of a cancellation."""
 
