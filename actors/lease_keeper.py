@@ -66,9 +66,9 @@ class LeaseKeeper:
             return True
         return False
 
-    def lost(self, received: Received[Any]) -> None:
-        """The link says that this delivery's own connection broke: unsettled, and its scope is cancelled."""
-        self._drop(received, Line.UNSETTLED)
+    def lost(self, received: Received[Any], line: Line) -> None:
+        """The link says that this delivery is no longer ours: it ends in `line`, and its scope is cancelled."""
+        self._drop(received, line)
 
     async def run(self, link: Link[Any]) -> None:
         """Renew until cancelled. Raises what ends the life."""

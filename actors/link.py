@@ -80,7 +80,7 @@ class Life:
         """Attach, report it, wait for the gate, then work until drained. Raises what ends the life."""
         name = self.seat.subscription.name
         async with self.seat.source.attach(
-            name, self._lost, self._drain.exit, self.seat.subscription.policy
+            name, self._lost, self._drain.exit, self.seat.subscription.policy, limit=self.hand.limit
         ) as self.link:
             attached()
             await gate.wait()
@@ -173,9 +173,9 @@ class Life:
         finally:
             self._walks.remove(steps)
 
-    def _lost(self, received: Received[Any]) -> None:
+    def _lost(self, received: Received[Any], line: Line) -> None:
         if self.keeper is not None:
-            self.keeper.lost(received)
+            self.keeper.lost(received, line)
 
     async def _hear_the_drain(self) -> None:
         await self._drain.requested.wait()

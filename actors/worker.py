@@ -78,6 +78,7 @@ class Worker:
                     source=delivery.source,
                     id=delivery.id,
                     key=delivery.key,
+                    handle=delivery._handle,  # noqa: SLF001 -- the same delivery, with its message decoded
                 )
         assert error is not None  # noqa: S101 -- the two cases above
         return self._answer(delivery, error, undecodable=True)

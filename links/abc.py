@@ -22,6 +22,7 @@ import trio
 from links.errors import NotConnected, SettlementError
 from settlement.delivery import NO_HEADERS, Delivery, Letter
 from settlement.groups import alone, raise_bare
+from settlement.ledger import Line
 from settlement.plans import Plan
 from settlement.policy import Ending, Policy
 
@@ -77,8 +78,9 @@ class Order:
 Verdict: TypeAlias = SettlementError | None
 """None: the verb was said. Else why not."""
 
-Lost: TypeAlias = Callable[[Received[Any]], None]
-"""How a link tells that one delivery's own connection broke; a plain call."""
+Lost: TypeAlias = Callable[[Received[Any], Line], None]
+"""How a link tells that a delivery is no longer ours, and in which line it ends: `UNSETTLED` where its own connection
+broke, `SUPERSEDED` where the other side took it back. A plain call; nothing happens where it has ended already."""
 
 
 class Link(ABC, Generic[R]):
@@ -126,6 +128,12 @@ class Link(ABC, Generic[R]):
 
     def let_go(self, received: Received[R]) -> None:
         """At most once: the handler of this one has ended, its place returns. A plain call."""
+
+    def forget(self, received: Received[R]) -> None:
+        """This one has left without a verb (superseded, given up): nothing will be said for it. A plain call.
+
+        Told once for each delivery that ended neither by a verdict other than `NotApplied` nor by `give_back`.
+        """
 
     async def until_broken(self) -> NoReturn:
         """Wait until this life is over, and raise what ended it: heard also while nothing else is asked of the link.
@@ -179,9 +187,11 @@ class Source(ABC, Generic[R]):
 
     @abstractmethod
     def attach(
-        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy()
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1
     ) -> AbstractAsyncContextManager[Link[R]]:
         """Attach a link for one life; on the way out it detaches and gives back what is unsettled, within `goodbye`.
+
+        `limit`: how many deliveries may be unsettled at once, 1 or more: as many places as a pool needs.
 
         What the policy will ask of this transport is looked at here: a dead-letter table that is not there is refused.
 

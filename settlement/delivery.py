@@ -40,6 +40,8 @@ class Delivery(Generic[T]):
     """The broker's name for the message, for logs: a delivery tag, a row's key, a message id."""
     key: str | None
     """The ordering or partition key, where there is one."""
+    _handle: Any = attrs.field(default=None, repr=False)
+    """The transport's own handle; nobody else looks at it. Kept when the message is decoded."""
 
 
 @runtime_checkable

@@ -307,9 +307,9 @@ class FaultyQueue(MemoryQueue):
 
     @asynccontextmanager
     async def attach(
-        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy()
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1
     ) -> AsyncGenerator[Link[bytes], None]:
-        async with super().attach(subscription, lost, goodbye, policy) as link:
+        async with super().attach(subscription, lost, goodbye, policy, limit=limit) as link:
             assert isinstance(link, MemoryLink)
             yield self.link(link)
 
@@ -404,7 +404,7 @@ class HasNoBacklog(FaultyQueue):
 
     @asynccontextmanager
     async def attach(
-        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy()
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1
     ) -> AsyncGenerator[Link[bytes], None]:
         assert isinstance(self.broker, MemoryBroker)
         store = self.broker.store(self.name)
@@ -412,7 +412,7 @@ class HasNoBacklog(FaultyQueue):
             store.fresh.clear()
             store.returned.clear()
             store.delayed.clear()
-        async with super().attach(subscription, lost, goodbye, policy) as link:
+        async with super().attach(subscription, lost, goodbye, policy, limit=limit) as link:
             yield link
 
 

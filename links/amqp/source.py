@@ -100,6 +100,8 @@ class AmqpSource(Source[bytes]):
         lost: Lost,  # noqa: ARG002 -- no delivery has a connection of its own here
         goodbye: float,
         policy: Policy = Policy(),
+        *,
+        limit: int = 1,  # noqa: ARG002 -- `receive` is told how much room there is
     ) -> AsyncGenerator[Link[bytes], None]:
         """Ask the management of a RabbitMQ about the queue, begin a session, attach a receiver.
 

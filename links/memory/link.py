@@ -16,6 +16,7 @@ from links.abc import Link, Lost, Order, Received, Settles, Verdict
 from links.errors import CallBroken, LeaseLost, LinkError, NotApplied, SettlementUnknown
 from links.memory.log import Delivered, Said, Unsaid
 from settlement.delivery import Delivery
+from settlement.ledger import Line
 from settlement.memory import Accept, PutBack, Reject
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class MemoryLink(Link[bytes]):
         (self._cut if received in self._saying else self._severed).add(received)
         self.store.let_go(self.release(received), "its connection broke")
         self.store.wake()
-        self.lost(received)
+        self.lost(received, Line.UNSETTLED)
 
     def release(self, received: Received[bytes]) -> Message:
         """It is unsettled with this link no longer."""

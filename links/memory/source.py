@@ -75,6 +75,8 @@ class MemoryQueue(Source[bytes]):
         lost: Lost,
         goodbye: float,  # noqa: ARG002 -- the goodbye takes no time
         policy: Policy = Policy(),  # noqa: ARG002 -- takes every policy
+        *,
+        limit: int = 1,  # noqa: ARG002 -- `receive` is told how much room there is
     ) -> AsyncGenerator[Link[bytes], None]:
         """Attach a link; its goodbye puts back what is unsettled, and takes no time.
 

@@ -90,6 +90,8 @@ class SqlQueue(Source[R]):
         lost: Lost,  # noqa: ARG002 -- no delivery has a connection of its own here
         goodbye: float,
         policy: Policy = Policy(),
+        *,
+        limit: int = 1,  # noqa: ARG002 -- `receive` is told how much room there is
     ) -> AsyncGenerator[Link[R], None]:
         """Check the table, and the one that the policy's dead letter names, and attach.
 

@@ -23,6 +23,7 @@ from links.abc import Broker, Link, Order, Received, Source
 from links.testing.harness import Capabilities, Harness
 from settlement import Ack, Delivery, Outcome, Policy
 from settlement.groups import leaves
+from settlement.ledger import Line
 
 __all__ = ["Check", "ConformanceError", "Recorder", "Trial", "check"]
 
@@ -262,7 +263,7 @@ def numbered(number: int, prefix: str = "m") -> list[bytes]:
     return [f"{prefix}{each}".encode() for each in range(number)]
 
 
-def _lost(received: Received[Any]) -> None:
+def _lost(received: Received[Any], line: Line) -> None:
     """Heard when the own connection of a delivery broke; a check that minds sees it by the verdict."""
 
 

@@ -202,13 +202,13 @@ async def test_a_link_that_knows_of_a_break_before_its_broker_waits_for_the_next
     half_open = False
 
     @asynccontextmanager
-    async def knowing(self: MemoryQueue, *options: Any) -> AsyncGenerator[Link[bytes], None]:
+    async def knowing(self: MemoryQueue, *arguments: Any, **options: Any) -> AsyncGenerator[Link[bytes], None]:
         attaches.append(trio.current_time())
         assert len(attaches) < 10, "it does not wait"
         await trio.lowlevel.checkpoint()
         if half_open:
             raise ConnectionBroken("gone, and the broker has not heard of it")
-        async with attach(self, *options) as link:
+        async with attach(self, *arguments, **options) as link:
             yield link
 
     monkeypatch.setattr(MemoryQueue, "attach", knowing)

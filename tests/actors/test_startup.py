@@ -146,7 +146,7 @@ async def test_a_bug_at_start_up_propagates(autojump_clock: Clock) -> None:
     """DESIGN 4: anything that is no weather is a bug and propagates, also from an attach."""
 
     class Broken(StageQueue):
-        def attach(self, subscription: str, lost: object, goodbye: float, policy: object = None) -> object:  # type: ignore[override]
+        def attach(self, *_: object, **__: object) -> object:  # type: ignore[override]
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -229,7 +229,7 @@ async def test_a_slow_refusal_is_waited_for(autojump_clock: Clock) -> None:
     class Slow(StageQueue):
         @asynccontextmanager
         async def attach(
-            self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy()
+            self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1
         ) -> AsyncGenerator[Link[bytes], None]:
             await trio.sleep(3.0)
             raise LinkRefused(f"{subscription}: no")

@@ -32,6 +32,7 @@ from links.amqp.broker import AmqpBroker
 from links.amqp.embedded import EmbeddedBroker, QueuePolicy
 from links.amqp.events import State
 from settlement import Ack, Delivery, Outcome
+from settlement.ledger import Line
 from tests.links.rabbit_kit import GIVEN, Rabbit, count_ready, node
 from tests.links.wire_kit import Trace, Wire
 
@@ -212,8 +213,8 @@ async def put(broker: AmqpBroker, name: str, *raws: bytes) -> list[State]:
     return outcomes
 
 
-def never_lost(received: Received[Any]) -> None:
-    raise AssertionError(f"{received} was lost")
+def never_lost(received: Received[Any], line: Line) -> None:
+    raise AssertionError(f"{received} was lost: {line}")
 
 
 async def take(broker: AmqpBroker, name: str, count: int) -> list[Delivery[bytes]]:

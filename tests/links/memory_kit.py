@@ -14,8 +14,8 @@ from settlement.ledger import Line
 from settlement.memory import Accept, Verb
 
 
-def nothing_lost(received: Received[bytes]) -> None:
-    raise AssertionError(f"{received} was lost")
+def nothing_lost(received: Received[bytes], line: Line) -> None:
+    raise AssertionError(f"{received} was lost: {line}")
 
 
 @asynccontextmanager

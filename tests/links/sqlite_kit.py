@@ -138,8 +138,8 @@ class Foreigner:
         self.connection.close()
 
 
-def nothing_lost(received: Received[Any]) -> None:
-    raise AssertionError(f"{received} was lost")
+def nothing_lost(received: Received[Any], line: Line) -> None:
+    raise AssertionError(f"{received} was lost: {line}")
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from links.errors import (
     SettlementUnknown,
 )
 from links.memory import MemoryBroker, Unsaid, replay
+from settlement.ledger import Line
 from settlement.memory import PutBack
 from tests.links.memory_kit import attached, bodies, breaks, call, kinds, log_of, orders
 
@@ -181,11 +182,14 @@ async def test_a_delivery_of_its_own_connection_is_lost_alone() -> None:
     """The link tells whom it must, the message goes back and is counted; its late settlement is not applied."""
     broker = MemoryBroker(log=True)
     broker.fill("q", [b"1", b"2"])
-    lost: list[Received[bytes]] = []
-    async with broker.connect(), broker.queue("q", settles=Settles.ALONE).attach("s", lost.append, 5.0) as link:
+    lost: list[tuple[Received[bytes], Line]] = []
+    async with (
+        broker.connect(),
+        broker.queue("q", settles=Settles.ALONE).attach("s", lambda *told: lost.append(told), 5.0) as link,
+    ):
         one, two = await link.receive(2)
         assert broker.sever_delivery("q", one.delivery.id)
-        assert (lost, bodies(broker.ready("q")), broker.held("q")) == ([one], [b"1"], ["2"])
+        assert (lost, bodies(broker.ready("q")), broker.held("q")) == ([(one, Line.UNSETTLED)], [b"1"], ["2"])
         assert not broker.sever_delivery("q", one.delivery.id)
         assert kinds(await link.settle(orders([one]))) == [NotApplied]
         assert await link.settle(orders([two])) == [None]
@@ -207,7 +211,7 @@ async def test_a_delivery_lost_while_it_is_settled_is_unknown(autojump_clock: tr
         verdicts[received.delivery.id] = (trio.current_time(), found)
 
     queue = broker.queue("q", settles=Settles.ALONE)
-    async with broker.connect(), queue.attach("s", lambda _: None, 5.0) as link, trio.open_nursery() as nursery:
+    async with broker.connect(), queue.attach("s", lambda *_: None, 5.0) as link, trio.open_nursery() as nursery:
         for received in await link.receive(2):
             nursery.start_soon(settle, link, received)
         await trio.sleep(1.0)
@@ -221,7 +225,7 @@ async def test_a_settlement_that_was_cancelled_is_on_the_wire_no_more(autojump_c
     broker = MemoryBroker()
     broker.fill("q", [b"1"])
     queue = broker.queue("q", settles=Settles.ALONE)
-    async with broker.connect(), queue.attach("s", lambda _: None, 5.0) as link:
+    async with broker.connect(), queue.attach("s", lambda *_: None, 5.0) as link:
         received = await link.receive(1)
         broker.slow_settlements("q", 5.0)
         with trio.move_on_after(1.0):

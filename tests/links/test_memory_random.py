@@ -53,7 +53,7 @@ async def consume(queue: MemoryQueue, dice: Random) -> None:
     """Lives, one after the other, of somebody who is in no hurry to settle."""
     while True:
         try:
-            async with queue.attach("s", lambda _: None, 5.0) as link:
+            async with queue.attach("s", lambda *_: None, 5.0) as link:
                 while True:
                     with trio.move_on_after(dice.choice([0.1, 20.0])):
                         await handle(queue, link, dice)
