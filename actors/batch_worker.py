@@ -7,19 +7,18 @@ booked by the life.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import trio
 
+from actors.backlog import Backlog
 from actors.events import log
-from actors.worker import ACK, Worker
+from actors.subscription import BatchSubscription
+from actors.worker import ACK, Ended, Worker
 from links.abc import Order, Received
 from settlement.delivery import Delivery
 from settlement.outcomes import Retry, is_outcome, no_outcome
 from settlement.policy import Ending
-
-if TYPE_CHECKING:
-    from actors.subscription import BatchSubscription
 
 __all__ = ["BatchWorker"]
 
@@ -29,64 +28,70 @@ class BatchWorker(Worker):
 
     _subscription: BatchSubscription[Any]
 
-    async def run(self, work: trio.MemoryReceiveChannel[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
+    async def run(self, backlog: Backlog, orders: trio.MemorySendChannel[Order]) -> None:
         """As `Worker.run`."""
-        with work, orders:
-            while batch := await self._gather(work):
-                if self._life.draining:
-                    await self._life.give_back(batch)
+        with orders:
+            while batch := await self._gather(backlog):
+                if self._drain.requested.is_set():
+                    await self._give_back(batch)
                 else:
                     await self._handle([received for received in batch if self._ours(received)], orders)
 
-    async def _gather(self, work: trio.MemoryReceiveChannel[Received[Any]]) -> list[Received[Any]]:
-        """A batch; empty when the channel has ended. Cancellation: the life books what was gathered."""
-        batch: list[Received[Any]] = []
-        try:
-            batch.append(await work.receive())
-            with trio.move_on_after(self._subscription.wait):
-                while len(batch) < self._subscription.size:
-                    try:
-                        batch.append(work.receive_nowait())
-                    except trio.WouldBlock:
-                        batch.append(await work.receive())
-        except trio.EndOfChannel:
-            pass
+    async def _gather(self, backlog: Backlog) -> list[Received[Any]]:
+        """A batch; empty when the backlog has ended. Cancellation: the life books what was gathered."""
+        first = await backlog.until_ready()
+        if first is None:
+            return []
+        batch = [first]
+        with trio.move_on_after(self._subscription.wait):
+            while len(batch) < self._subscription.size:
+                received = backlog.take() or await backlog.until_ready()
+                if received is None:
+                    break
+                batch.append(received)
         return batch
 
     async def _handle(self, batch: list[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
-        elements: list[tuple[Received[Any], Delivery[Any]]] = []
+        readable: list[tuple[Received[Any], Delivery[Any]]] = []
+        spoiled: list[Ended] = []
         for received in batch:
             delivery = self._decoded(received)
-            if isinstance(delivery, Delivery):
-                elements.append((received, delivery))
-            elif (freeing := await self._order(received, delivery, orders)) is not None:
-                await freeing.wait()
-        if self._life.draining:  # it began while an undecodable element was settled
-            await self._life.give_back([received for received, _ in elements])
+            if isinstance(delivery, Ended):
+                spoiled.append(delivery)
+            else:
+                readable.append((received, delivery))
+        if spoiled:
+            await self._carry_out(spoiled, orders)
+            if self._drain.requested.is_set():  # it began meanwhile
+                await self._give_back([received for received, _ in readable])
+                return
+            readable = [(received, delivery) for received, delivery in readable if self._ours(received)]
+        if not readable:
             return
-        elements = [(received, delivery) for received, delivery in elements if self._ours(received)]
-        if not elements:
-            return
-        deliveries = [delivery for _, delivery in elements]
-        called = await self._called(self._subscription.handler, deliveries, [received for received, _ in elements])
-        if called is None:  # by one lost lease, it may be: the others go back at once
-            await self._life.give_back([received for received, _ in elements])
+        held = [received for received, _ in readable]
+        called = await self._call(self._subscription.handler, [delivery for _, delivery in readable], held)
+        if called is None:
+            await self._give_back(held)  # cancelled, by one lost lease it may be: the others go back at once
             return
         result, failure = called
-        results: Sequence[object] = self._each(result, len(elements)) if failure is None else ()
-        waits: list[trio.Event] = []
-        for index, (received, delivery) in enumerate(elements):
-            each = failure
-            if each is None and not (results[index] is None or is_outcome(results[index])):
-                each = no_outcome(results[index])
-            ending = cast("Ending", results[index] or ACK) if each is None else self._answer(delivery, each)
-            if (freeing := await self._order(received, ending, orders)) is not None:
-                waits.append(freeing)
-        for freeing in waits:
-            await freeing.wait()
+        await self._carry_out(self._endings(held, result, failure), orders)
+
+    def _endings(self, held: list[Received[Any]], result: object, failure: Exception | None) -> list[Ended]:
+        """One ending for each element (C-7.5); a failure is answered for those that it is about. Raises as a worker."""
+        results = [None] * len(held) if failure is not None else self._each(result, len(held))
+        odd = [n for n, each in enumerate(results) if not (each is None or is_outcome(each))]
+        failed = dict.fromkeys(range(len(held)) if failure is not None else odd)
+        endings = [Ended(received, cast("Ending", each or ACK)) for received, each in zip(held, results, strict=True)]
+        if failed:
+            name = self._subscription.name
+            error = failure if failure is not None else no_outcome(results[odd[0]], name)
+            deliveries = [held[n].delivery for n in failed]
+            answers = self._answered_by(self._policy.failed, deliveries, error)
+            for n, answer in zip(failed, answers, strict=True):
+                endings[n] = Ended(held[n], answer, error)
+        return endings
 
     def _each(self, result: object, count: int) -> Sequence[object]:
-        """One result for each element (C-7.5)."""
         if not isinstance(result, Sequence) or isinstance(result, str | bytes):
             return [result] * count
         results = cast("Sequence[object]", result)

@@ -6,14 +6,17 @@ come between a fact and its entry. Tells the observers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
-from actors.events import Booked, Degraded, Noticed, Recovered, Tell, log
+from actors.events import Booked, Degraded, GivenUp, HandlerErred, Noticed, Recovered, Tell, log
 from links.abc import Received
 from settlement.delivery import Delivery
 from settlement.ledger import CopiesLost, CopiesOwed, CopiesPublished, Ended, Entry, Ledger, Line, Took
-from settlement.plans import DelayBeyondLease, Notice, Unsaid
+from settlement.outcomes import Drop
+from settlement.plans import DelayBeyondLease, Plan, Unsaid
+from settlement.policy import Answer, Ending
 
 
 class Books:
@@ -23,6 +26,9 @@ class Books:
         self.subscription = subscription
         self.ledger = Ledger()
         self.degraded: dict[str, str] = {}
+        """What does not work, and the latest reason."""
+        self._troubled: dict[str, set[object]] = {}
+        """Who has trouble with it."""
         self._tell = tell
         self._unsaid: set[str] = set()
 
@@ -52,31 +58,67 @@ class Books:
         if self._tell:
             self._tell(Booked(self.subscription, entry, tuple([each.delivery for each in received])))
 
-    def noticed(self, delivery: Delivery[Any], notice: Notice) -> None:
-        """A plan carried a notice: one log line, but *unsaid* once per outcome (DESIGN 6, Runtime)."""
-        if isinstance(notice, DelayBeyondLease):
-            log.error("%s: delivery %s: %s", self.subscription, delivery.id, notice)
-        elif isinstance(notice, Unsaid) and notice.outcome in self._unsaid:
-            log.debug("%s: delivery %s: %s", self.subscription, delivery.id, notice)
-        else:
-            log.warning("%s: delivery %s: %s", self.subscription, delivery.id, notice)
-            if isinstance(notice, Unsaid):
-                self._unsaid.add(notice.outcome)
+    def erred(self, delivery: Delivery[Any], error: Exception, answer: Answer) -> None:
+        """A handler or decoder failed, and the policy has answered."""
         if self._tell:
-            self._tell(Noticed(self.subscription, delivery, notice))
+            self._tell(HandlerErred(self.subscription, delivery, error, answer))
 
-    def degrade(self, what: str, why: object) -> None:
-        """`what` does not work now; a warning when that begins."""
+    def decided(self, delivery: Delivery[Any], plan: Plan[Any], ending: Ending, cause: Exception | None) -> None:
+        """Where a plan carries a notice, or ends the tries of a delivery: one log line, and events.
+
+        `cause`: the failure that was answered. *Unsaid* is one warning per outcome (DESIGN 6, Runtime).
+        """
+        why = ending.reason if isinstance(ending, Drop) else ""
+        if cause is not None:
+            why = f"{type(cause).__name__}: {cause}"
+        given_up = plan.line in (Line.DROPPED, Line.DEAD_LETTERED)
+        if plan.notice is None and not given_up:
+            return
+        said = plan.line.value if plan.notice is None else str(plan.notice)
+        if given_up and why:
+            said += f" ({why})"
+        log.log(self._level(plan), "%s: delivery %s: %s", self.subscription, delivery.id, said)
+        if self._tell:
+            if plan.notice is not None:
+                self._tell(Noticed(self.subscription, delivery, plan.notice))
+            if given_up:
+                self._tell(GivenUp(self.subscription, delivery, plan.line, why))
+
+    def _level(self, plan: Plan[Any]) -> int:
+        match plan.notice:
+            case DelayBeyondLease():
+                return logging.ERROR
+            case Unsaid(outcome) if outcome in self._unsaid:
+                return logging.DEBUG
+            case Unsaid(outcome):
+                self._unsaid.add(outcome)
+                return logging.WARNING
+            case None:
+                return logging.INFO if plan.line is Line.DROPPED else logging.WARNING
+            case _:
+                return logging.WARNING
+
+    def degrade(self, what: str, why: object, who: object) -> None:
+        """`what` does not work for `who` now; a warning when that begins."""
         began = what not in self.degraded
         self.degraded[what] = str(why)
+        self._troubled.setdefault(what, set()).add(who)
         if began:
             log.warning("%s is degraded: %s: %s", self.subscription, what, why)
             if self._tell:
                 self._tell(Degraded(self.subscription, f"{what}: {why}"))
 
+    def ceased(self, what: str, who: object) -> None:
+        """`who` has no trouble with it any more, or tries no more; the mark goes with the last one."""
+        if what in self._troubled:
+            self._troubled[what].discard(who)
+            if not self._troubled[what]:
+                self.recover(what)
+
     def recover(self, what: str) -> None:
-        """`what` works again."""
+        """`what` works again, for everybody."""
+        self._troubled.pop(what, None)
         if self.degraded.pop(what, None) is not None:
-            log.info("%s: %s works again", self.subscription, what)
+            log.warning("%s: %s works again", self.subscription, what)
             if self._tell:
                 self._tell(Recovered(self.subscription))

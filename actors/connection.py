@@ -44,9 +44,10 @@ class Connection:
         """
         broker = self.broker
 
-        async def life(attached: Callable[[], None]) -> None:
+        async def life(attached: Callable[[], None], worked: Callable[[], None]) -> None:
             def started() -> None:
                 attached()
+                worked()  # a connection has done its work when it stands
                 startup.attached(broker)
 
             await broker.run(self._goodbye, task_status=_Started(started))

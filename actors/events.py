@@ -15,7 +15,7 @@ import trio
 
 from actors.errors import ObserverFailed
 from settlement.delivery import Delivery
-from settlement.ledger import Entry
+from settlement.ledger import Entry, Line
 from settlement.plans import Notice
 from settlement.policy import Answer
 
@@ -26,6 +26,7 @@ __all__ = [
     "Degraded",
     "DrainBegan",
     "Event",
+    "GivenUp",
     "HandlerErred",
     "Noticed",
     "Observer",
@@ -81,6 +82,20 @@ class Noticed:
 
 
 @attrs.frozen
+class GivenUp:
+    """A delivery will not be tried again: it is dropped or dead-lettered. Told when that was decided.
+
+    `line`: `Line.DROPPED` or `Line.DEAD_LETTERED`. `why`: the reason of `Drop(reason)`, else type and text of the
+    failure that led here; empty where there was neither.
+    """
+
+    subscription: str
+    delivery: Delivery[Any]
+    line: Line
+    why: str
+
+
+@attrs.frozen
 class Degraded:
     """A subscription works on, but something it needs does not: a closed dead letter, a refused copy or attach."""
 
@@ -100,7 +115,7 @@ class DrainBegan:
     """`Runtime.drain` was called."""
 
 
-Event: TypeAlias = Attached | Broke | Booked | HandlerErred | Noticed | Degraded | Recovered | DrainBegan
+Event: TypeAlias = Attached | Broke | Booked | HandlerErred | Noticed | GivenUp | Degraded | Recovered | DrainBegan
 Observer: TypeAlias = Callable[[Event], None]
 
 

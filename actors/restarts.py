@@ -1,7 +1,8 @@
 """When a supervisor starts the next life, and when it gives up loudly. Pure: time and dice are arguments.
 
-*Flapping*: more than `intensity` lives that had attached broke within `period`. *Outage*: attempts that never attach
-go on, with capped and jittered backoff, until `patience` has passed since the last life attached (DESIGN 4, Weather).
+*Flapping*: more than `intensity` lives that had attached and done one thing broke within `period`. *Outage*: attempts
+that never attach, or attach and get no call through (a full disk, a server that answers nothing), go on with capped and
+jittered backoff, until `patience` has passed since the last life that did better.
 """
 
 from __future__ import annotations
@@ -52,34 +53,47 @@ class Restarts:
     patience: float = 600.0
     _breaks: deque[float] = attrs.field(factory=deque[float], init=False)
     _failures: int = attrs.field(default=0, init=False)
-    _last_attached: float = attrs.field(init=False)
+    _well: float = attrs.field(init=False)
+    """When all was well, the last time."""
+    _attached: bool = attrs.field(default=False, init=False)
+    _worked: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._last_attached = self.started
+        self._well = self.started
 
     def attached(self) -> None:
-        """A life has attached."""
-        self._failures = 0
+        """The present life has attached."""
+        self._attached = True
 
-    def lived(self, now: float) -> None:
-        """A life that had attached ended in a way that does not count: with its connection."""
-        self._last_attached = now
+    def worked(self) -> None:
+        """The present life has done one thing, or has stood long enough with nothing to do."""
+        self._worked = True
+
+    def excuse(self, now: float) -> None:
+        """The present life ended with its connection, which does not count."""
+        if self._attached:
+            self._well = now
+        self._attached = self._worked = False
 
     def excused(self, seconds: float) -> None:
         """For so long nothing could be attempted: there was no connection."""
-        self._last_attached += seconds
+        self._well += seconds
 
-    def broke(self, now: float, *, had_attached: bool, dice: float) -> Decision:
-        """A life ended in bad weather."""
-        if had_attached:
-            self._last_attached = now
+    def broke(self, now: float, *, dice: float) -> Decision:
+        """The present life ended in bad weather."""
+        attached, worked = self._attached, self._worked
+        self._attached = self._worked = False
+        if worked:
+            self._well = now
+            self._failures = 0
             self._breaks.append(now)
             while self._breaks[0] < now - self.period:
                 self._breaks.popleft()
             if len(self._breaks) > self.intensity:
                 return GiveUp(f"{len(self._breaks)} breaks within {self.period:g} s (flapping)")
             return Restart(backoff(len(self._breaks), dice))
-        if now - self._last_attached > self.patience:
-            return GiveUp(f"not attached for {now - self._last_attached:.0f} s (outage)")
+        if now - self._well > self.patience:
+            what = "nothing got through" if attached else "not attached"
+            return GiveUp(f"{what} for {now - self._well:.0f} s (outage)")
         self._failures += 1
         return Restart(backoff(self._failures, dice))

@@ -1,6 +1,6 @@
 """The runtime: brokers ⊃ { supervised connections · subscriptions }, the drain, and what leaves when it fails.
 
-Owns every connection it opened and every seat. Hears `drain`. A cancellation from outside reaches the lives first,
+Owns every connection it opened and every running. Hears `drain`. A cancellation from outside reaches the lives first,
 then the copies, then the connections: 2 × `goodbye` in all.
 """
 
@@ -14,7 +14,7 @@ import trio
 from actors.connection import Connection
 from actors.drain import Drain
 from actors.events import DrainBegan, Observer, Tell, log
-from actors.seat import Seat, Statistics
+from actors.running_subscription import RunningSubscription, Statistics
 from actors.startup import StartUp
 from actors.subscription import AnySubscription, BatchSubscription, Subscription
 from links.abc import Broker, Publisher
@@ -44,20 +44,32 @@ class Runtime:
             raise ValueError("a runtime needs 1 subscription or more")
         self._drain = Drain(grace, goodbye)
         self._tell = Tell(tuple(observers))
-        self._seats: dict[str, Seat] = {}
+        self._subscriptions: dict[str, RunningSubscription] = {}
         for subscription in subscriptions:
             if not isinstance(subscription, Subscription | BatchSubscription):
                 raise TypeError(f"a runtime runs subscriptions, each an argument of its own, not {subscription!r}")
-            if subscription.name in self._seats:
+            if subscription.name in self._subscriptions:
                 raise ValueError(f"two subscriptions are named {subscription.name!r}: give one a name= of its own")
-            self._seats[subscription.name] = Seat(subscription, self._drain, self._tell)
+            self._subscriptions[subscription.name] = RunningSubscription(subscription, self._drain, self._tell)
         self._ran = False
+        self._home: trio.lowlevel.TrioToken | None = None
+        """The `trio.run` that it runs in."""
         self._finished = trio.Event()
         self.block: trio.CancelScope | None = None
         """Of a block that shall not hear `finished` when the run failed."""
 
     def drain(self) -> None:
-        """Begin a graceful stop: nothing more is taken, what is in hand is finished within `grace`. Idempotent."""
+        """Begin a graceful stop: nothing more is taken, what is in hand is finished within `grace`. Idempotent.
+
+        From another thread it is carried into the loop, and begins there a moment later.
+        """
+        if self._home is None or _in(self._home):
+            self._begin_drain()
+        else:
+            with contextlib.suppress(trio.RunFinishedError):  # nothing is left to drain
+                self._home.run_sync_soon(self._begin_drain, idempotent=True)
+
+    def _begin_drain(self) -> None:
         if not self._drain.requested.is_set():
             self._drain.requested.set()
             self._tell(DrainBegan())
@@ -73,13 +85,13 @@ class Runtime:
 
     def ledger(self, name: str) -> Ledger:
         """The books of a subscription as they stand; `KeyError` for a name that no subscription has."""
-        if name not in self._seats:
-            raise KeyError(f"no subscription is named {name!r}; there are: {', '.join(self._seats)}")
-        return self._seats[name].ledger
+        if name not in self._subscriptions:
+            raise KeyError(f"no subscription is named {name!r}; there are: {', '.join(self._subscriptions)}")
+        return self._subscriptions[name].ledger
 
     def statistics(self) -> dict[str, Statistics]:
         """What each subscription is doing, by name."""
-        return {name: seat.statistics for name, seat in self._seats.items()}
+        return {name: running.statistics for name, running in self._subscriptions.items()}
 
     async def run(  # noqa: ASYNC128 -- `_run` calls started
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -93,6 +105,7 @@ class Runtime:
         if self._ran:
             raise RuntimeError("a Runtime runs once: make another")
         self._ran = True
+        self._home = trio.lowlevel.current_trio_token()
         startup: StartUp | None = None
         failed = True
         try:
@@ -100,7 +113,7 @@ class Runtime:
                 connections = self._connections()
                 for connection in connections:
                     opened.enter_context(connection.broker.opened())
-                startup = StartUp([*self._seats, *(connection.broker for connection in connections)])
+                startup = StartUp([*self._subscriptions, *(connection.broker for connection in connections)])
                 await self._run(connections, startup, task_status.started)
             if self._tell.failure is not None:  # at the very end
                 raise ExceptionGroup("an observer failed", [self._tell.failure])
@@ -120,18 +133,18 @@ class Runtime:
             try:
                 async with trio.open_nursery() as clock:
                     clock.start_soon(self._tell.until_failed)
-                    async with trio.open_nursery() as seats:
+                    async with trio.open_nursery() as nursery:
                         starting = trio.CancelScope()
                         clock.start_soon(self._hear_the_drain, startup, starting)
-                        for seat in self._seats.values():
-                            seats.start_soon(seat.run, startup)
+                        for running in self._subscriptions.values():
+                            nursery.start_soon(running.run, startup)
                         with starting:
                             await startup.complete()
                         started()
                         if starting.cancel_called:  # drained, and nothing was taken yet
-                            seats.cancel_scope.cancel()
+                            nursery.cancel_scope.cancel()
                         else:
-                            log.info("running: %s", ", ".join(self._seats))
+                            log.info("running: %s", ", ".join(self._subscriptions))
                     clock.cancel_scope.cancel()
             finally:
                 deadline = trio.current_time() + self._drain.exit
@@ -141,34 +154,38 @@ class Runtime:
     async def _hear_the_drain(self, startup: StartUp, starting: trio.CancelScope) -> None:
         drain = self._drain
         await drain.requested.wait()
-        log.info("draining: %s", ", ".join(self._seats))
+        log.info("draining: %s", ", ".join(self._subscriptions))
         if not startup.gate.is_set():
             starting.cancel()
             return
         await trio.sleep(drain.grace)
         drain.grace_over.set()
         await trio.sleep(drain.goodbye)
-        for seat in self._seats.values():
-            seat.stop()
+        for running in self._subscriptions.values():
+            running.stop()
 
     def _publishing(self) -> bool:
-        return any(seat.publishing for seat in self._seats.values())
+        return any(running.publishing for running in self._subscriptions.values())
 
     def _connections(self) -> list[Connection]:
         """The brokers that the subscriptions reach and nobody else keeps open (DESIGN 2)."""
         dependents: dict[Broker, list[str]] = {}
-        for name, seat in self._seats.items():
-            dependents.setdefault(seat.source.broker, []).append(name)
-        for seat in self._seats.values():
-            for broker in seat.source.brokers():
+        for name, running in self._subscriptions.items():
+            dependents.setdefault(running.source.broker, []).append(name)
+        for running in self._subscriptions.values():
+            for broker in running.source.brokers():
                 dependents.setdefault(broker, [])
-            if isinstance(letter_to := seat.subscription.policy.dead_letter, Publisher):
+            if isinstance(letter_to := running.subscription.policy.dead_letter, Publisher):
                 dependents.setdefault(letter_to.broker, [])
         return [
             Connection(broker, self._drain.exit, self._drain, self._tell, tuple(names))
             for broker, names in dependents.items()
             if not broker.is_open
         ]
+
+
+def _in(home: trio.lowlevel.TrioToken) -> bool:
+    return trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is home
 
 
 def flat(group: BaseException, *, bare: bool = False) -> BaseException:

@@ -1,9 +1,10 @@
 """Says the verbs of one life.
 
-Owns nothing: what is with the link stands in the hand. Hears orders from workers and before-steps; takes one and then
-all that is ready. At concurrency 1 there is nothing to take together, and the worker says its verb by a plain call.
-Tells the hand what was said, hands owed copies over, and tells the prover what must be proved before it is booked.
-Cancelled while a settlement is on the wire, its orders stay *with the link*, and the life books them as unknown.
+Owns nothing: what is with the link stands in `InFlight`. Hears orders from workers and before-steps; takes one and then
+all that is ready. Where verbs are said alone there is nothing to take together, and workers say them by a plain call.
+Tells `InFlight` what was said, hands owed copies over, tells the prover what must be proved before it is booked, and
+the repeater what was not applied. Cancelled while a settlement is on the wire, its orders stay *with the link*, and the
+life books them as unknown.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 import trio
 
 from actors.books import Books
+from actors.drain import Drain
 from actors.events import log
-from actors.hand import Hand
+from actors.in_flight import InFlight
 from actors.messages import Said
+from actors.repeater import Repeater
 from links.abc import Link, Order
 from links.errors import LeaseLost, LetGo, NotApplied, SettlementError, SettlementUnknown
 from settlement.ledger import Line
@@ -27,48 +30,63 @@ _LINES: dict[type[SettlementError], Line] = {LeaseLost: Line.SUPERSEDED, LetGo: 
 
 
 class Settler:
-    """One per life. Where a link settles alone, and at concurrency 1, workers call `say` themselves."""
+    """One per life. `alone`: who orders calls `say` (a link that settles alone, and at concurrency 1).
+
+    `serial`: the next handler waits until the verb is on the wire.
+    """
 
     def __init__(
-        self, books: Books, link: Link[Any], hand: Hand, said: trio.MemorySendChannel[Said], *, serial: bool
+        self,
+        link: Link[Any],
+        in_flight: InFlight,
+        books: Books,
+        drain: Drain,
+        said: trio.MemorySendChannel[Said],
+        *,
+        alone: bool,
+        serial: bool,
     ) -> None:
-        self._books = books
+        self.alone = alone
         self._link = link
-        self._hand = hand
+        self._in_flight = in_flight
+        self._books = books
         self._said = said
         self._serial = serial
-        """The next handler waits until the verb is on the wire."""
+        self._repeater = Repeater(self.say, in_flight, books, drain)
 
     async def run(self, orders: trio.MemoryReceiveChannel[Order]) -> None:
-        """Until the last sender has closed. Raises what ends the life. Cancellation: as the module says."""
+        """Until the last sender has closed, and nothing waits to be said again. Raises what ends the life."""
         with orders, self._said:
-            async for first in orders:
-                batch = [first]
-                try:
-                    while True:
-                        batch.append(orders.receive_nowait())
-                except (trio.WouldBlock, trio.EndOfChannel):
-                    pass
-                await self.say(batch)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._repeater.run)
+                async for first in orders:
+                    batch = [first]
+                    try:
+                        while True:
+                            batch.append(orders.receive_nowait())
+                    except (trio.WouldBlock, trio.EndOfChannel):
+                        pass
+                    await self.say(batch)
+                self._repeater.close()
 
     async def say(self, orders: Sequence[Order]) -> None:
         """Say these, book the verdicts, return the places. Raises and is cancelled as `run`."""
         # where everything around is cancelled nothing is said, whatever the handlers answered (DESIGN 3.5)
         await trio.lowlevel.checkpoint_if_cancelled()
-        hand = self._hand
+        in_flight, opened = self._in_flight, self._in_flight.open
         spoken: list[Order] = []
         ended: Said = {}
         for order in orders:
-            if order.received not in hand.open:  # superseded while it waited here
-                hand.release(order.received)
-                hand.free(order.received)
+            received = order.received
+            if received not in opened:  # superseded while it waited here
+                in_flight.leave(received)
             elif order.plan.verb is None:
-                self._link.let_go(order.received)
+                self._link.forget(received)
                 self._done(order, ended)
             else:
-                hand.open[order.received] = order
+                opened[received] = order
                 spoken.append(order)
-        said: Said = {} if self._link.proves else ended
+        said: Said = {} if in_flight.proves else ended
         if spoken:
             verdicts = await self._link.settle(spoken)
             if self._serial:
@@ -76,35 +94,33 @@ class Settler:
             for order, verdict in zip(spoken, verdicts, strict=True):
                 if verdict is None:
                     self._done(order, said)
-                    if self._books.degraded:
-                        self._books.recover(f"to {order.plan.verb}")
                 else:
                     self._not_said(order, verdict, ended)
         for line, batch in ended.items():
-            hand.ended(line, batch)
-            for received in batch:
-                hand.free(received)
+            in_flight.ended(line, batch)
+            in_flight.free(batch)
         if said and said is not ended:
             for batch in said.values():
-                for received in batch:
-                    hand.free(received)
+                in_flight.free(batch)
             self._said.send_nowait(said)
 
     def _done(self, order: Order, lines: Said) -> None:
         lines.setdefault(order.plan.line, []).append(order.received)
         if order.plan.after:
-            self._hand.owe(order)
+            self._in_flight.owe(order)
 
     def _not_said(self, order: Order, verdict: SettlementError, lines: Said) -> None:
+        which = f"{self._books.subscription}: delivery {order.received.delivery.id} of {order.received.delivery.source}"
+        if isinstance(verdict, NotApplied):
+            wait = self._repeater.add(order, verdict)
+            log.warning("%s: not applied, %s again in %g s: %s", which, order.plan.verb, wait, verdict)
+            return
         if isinstance(verdict, SettlementUnknown):
             line = Line.UNKNOWN
             if order.plan.after:
-                self._hand.owe(order)
+                self._in_flight.owe(order)
         else:
-            line = _LINES.get(type(verdict), self._hand.rest)
-            self._hand.release(order.received)
-            if isinstance(verdict, NotApplied):
-                self._books.degrade(f"to {order.plan.verb}", verdict)
+            line = _LINES[type(verdict)]
+            self._in_flight.release(order.received)
         lines.setdefault(line, []).append(order.received)
-        which = f"{self._books.subscription}: delivery {order.received.delivery.id} of {order.received.delivery.source}"
         log.warning("%s: %s is %s: %s", which, order.plan.verb, line.value, verdict)

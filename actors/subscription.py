@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
+import typing
 from collections.abc import Awaitable, Callable, Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 import attrs
@@ -12,7 +17,7 @@ from settlement.delivery import Delivery
 from settlement.outcomes import Outcome, seconds
 from settlement.policy import Policy, positive
 
-__all__ = ["AnySubscription", "BatchSubscription", "Subscription"]
+__all__ = ["AnySubscription", "BatchSubscription", "Subscription", "check_handler"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -169,11 +174,50 @@ class BatchSubscription(Generic[T]):
 AnySubscription: TypeAlias = Subscription[Any] | BatchSubscription[Any]
 
 
+def check_handler(name: str, handler: object) -> None:
+    """Raise `TypeError` for what is no async function, nor a callable that is declared to return an awaitable.
+
+    A plain function is refused before it is called: called once for each delivery, it would act, and answer nothing.
+    """
+    if not callable(handler):
+        raise TypeError(f"{name}: handler must be an async function, not {handler!r}")
+    if not _is_async(handler):
+        raise TypeError(
+            f"{name}: handler {_name_of(handler)} must be an async function (async def), or be declared to return an "
+            "Awaitable; a plain function is called from one by trio.to_thread.run_sync"
+        )
+
+
+def _is_async(handler: Callable[..., object]) -> bool:
+    while isinstance(handler, functools.partial | MethodType):
+        handler = handler.func if isinstance(handler, functools.partial) else handler.__func__
+    if not isinstance(handler, FunctionType | BuiltinFunctionType | type):
+        if inspect.iscoroutinefunction(handler):  # marked as one
+            return True
+        handler = type(handler).__call__
+    if inspect.iscoroutinefunction(handler):
+        return True
+    wrapped = getattr(handler, "__wrapped__", None)
+    declared = getattr(handler, "__annotations__", {}).get("return") if wrapped is None else None
+    return (wrapped is not None and _is_async(wrapped)) or _is_awaitable(declared)
+
+
+def _is_awaitable(declared: object) -> bool:
+    """Is this annotation, a text it may be, one of an awaitable?"""
+    if isinstance(declared, str):
+        return re.search(r"\b(Awaitable|Coroutine)\b", declared) is not None
+    origin = typing.get_origin(declared) or declared
+    return isinstance(origin, type) and issubclass(origin, Awaitable)
+
+
+def _name_of(handler: object) -> str:
+    return getattr(handler, "__qualname__", None) or repr(handler)
+
+
 def _checked(source: Source[Any], handler: object, decode: object, name: str | None, policy: Policy) -> str:
     if not isinstance(source, Source):
         raise TypeError(f"source must be a queue, topic or subscription of a broker, not {source!r}")
-    if not callable(handler):
-        raise TypeError(f"{source.name}: handler must be an async function, not {handler!r}")
+    check_handler(source.name, handler)
     if decode is not None and not callable(decode):
         raise TypeError(f"{source.name}: decode must be a function, not {decode!r}")
     if not isinstance(policy, Policy):

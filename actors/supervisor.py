@@ -35,7 +35,7 @@ class Supervisor:
 
     async def run(
         self,
-        life: Callable[[Callable[[], None]], Awaitable[None]],
+        life: Callable[[Callable[[], None], Callable[[], None]], Awaitable[None]],
         *,
         failed: Callable[[LinkError], Awaitable[None]],
         pause: Callable[[float], Awaitable[bool]],
@@ -43,10 +43,10 @@ class Supervisor:
     ) -> None:
         """Run lives until one returns, `pause` says that no other shall follow, or it is enough.
 
-        `life(attached)` calls `attached` when it has. `failed(error)` hears each break before anything is decided, and
-        may raise or stay. `pause(delay)` waits, False means: no further life. `reconnected()` waits for a life of
-        the connection, which spends no patience; given for links, whose supervisor does not count a
-        `ConnectionBroken`.
+        `life(attached, worked)` calls `attached` when it has, and `worked` when it has done one thing since.
+        `failed(error)` hears each break before anything is decided, and may raise or stay. `pause(delay)` waits, False
+        means: no further life. `reconnected()` waits for a life of the connection, which spends no patience; given for
+        links, whose supervisor does not count a `ConnectionBroken`.
 
         Raises `LinkGaveUp` from the last break; everything that is no weather as it is.
         """
@@ -63,21 +63,20 @@ class Supervisor:
                 await reconnected()
                 history.excused(trio.current_time() - before)
             try:
-                await life(attached)
+                await life(attached, history.worked)
                 return
             except WEATHER as error:
                 broken: LinkError = error
             except BaseExceptionGroup as group:
                 broken = _weather(group)
             finally:
-                had_attached, self.attached = self.attached, False
+                self.attached = False
             await failed(broken)
             if reconnected is not None and isinstance(broken, ConnectionBroken):
                 delay = None
-                if had_attached:
-                    history.lived(trio.current_time())
+                history.excuse(trio.current_time())
             else:
-                decision = history.broke(trio.current_time(), had_attached=had_attached, dice=random.random())  # noqa: S311
+                decision = history.broke(trio.current_time(), dice=random.random())  # noqa: S311
                 if isinstance(decision, GiveUp):
                     raise LinkGaveUp(self.name, f"{decision.why}; at last: {broken}") from broken
                 delay = decision.delay

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+from actors.subscription import check_handler
 from settlement.delivery import NO_HEADERS, Delivery
 from settlement.outcomes import Ack, Outcome, is_outcome, no_outcome
 
@@ -39,12 +40,15 @@ def a_delivery(
 async def run_once(handler: Callable[[Delivery[T]], Awaitable[Outcome | None]], delivery: Delivery[T]) -> Outcome:
     """Call a handler once and return its outcome as the runtime reads it: None is `Ack()`.
 
-    Raises what the handler raises, and `TypeError` where it returns something that is no outcome. Cancellation: the
-    handler's own.
+    Raises what the handler raises, and `TypeError` where it is no async function or returns what is no outcome.
+
+    Cancellation: the handler's own.
     """
+    name = getattr(handler, "__qualname__", repr(handler))
+    check_handler(name, handler)
     outcome = await handler(delivery)
     if outcome is None:
         return Ack()
     if not is_outcome(outcome):
-        raise no_outcome(outcome)
+        raise no_outcome(outcome, name)
     return outcome

@@ -1,172 +1,239 @@
 """One handler slot: asks the handler, has the outcome decided, orders the verb.
 
-Owns the cancel scope of the delivery that it works on; where nobody but the end of grace could cancel that (no lease,
-more than one handler at once), one scope serves all its deliveries, one after the other. Hears received deliveries over
-a channel, one at a time, and parks only when that is empty. Tells the settler by `Order`; where a plan has steps before
-its verb, a before-step task; where it has steps after, it takes room among the copies first. Cancelled, it says
-nothing: the delivery is left unsettled, and the life books it.
+Owns the cancel scope in which handlers run: the end of grace cancels it, a lost lease, or a link that says that its
+delivery is somebody else's. Where verbs are said together, one scope serves one delivery after the other, since a scope
+costs more than all else here; who cancels a delivery cancels it only while it is the worker's current one, and the
+worker goes on in a new scope. Hears received deliveries from the backlog, one at a time, and parks only when that is
+empty. Tells the settler by `Order`; where a plan has steps before its verb, a before-step task; where it has steps
+after, it takes room among the copies first. Cancelled from outside, it says nothing: the delivery is left unsettled,
+and the life books it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import attrs
 import trio
 
+from actors.backlog import Backlog
+from actors.books import Books
+from actors.drain import Drain
 from actors.errors import HandlerFailed
-from actors.events import HandlerErred, ids, log
-from links.abc import Order, Received, Settles
-from settlement.delivery import Delivery
+from actors.events import ids, log
+from actors.in_flight import InFlight
+from actors.lease_keeper import LeaseKeeper
+from actors.settler import Settler
+from actors.subscription import AnySubscription, Subscription
+from links.abc import Order, Received
+from settlement.delivery import Delivery, decoded
 from settlement.groups import raise_bare
+from settlement.ledger import Line
 from settlement.outcomes import Ack, is_outcome, no_outcome
-from settlement.plans import Wait
+from settlement.plans import Plan, Wait
 from settlement.policy import Answer, Ending, FailFast
 
-if TYPE_CHECKING:
-    from actors.link import Life
-    from actors.subscription import Subscription
-
-__all__ = ["Worker"]
+__all__ = ["Ended", "SingleWorker", "Tools", "Worker"]
 
 ACK = Ack()
+
+
+@attrs.frozen
+class Tools:
+    """What a life gives to its workers."""
+
+    subscription: AnySubscription
+    books: Books
+    in_flight: InFlight
+    keeper: LeaseKeeper | None
+    settler: Settler
+    drain: Drain
+    walk: Callable[[Received[Any], Plan[Any], trio.MemorySendChannel[Order]], None]
+    """Start the steps before a verb."""
+    give_back: Callable[[Sequence[Received[Any]]], Awaitable[None]]
+    """These shall go back now, nothing is said for them."""
+
+
+@attrs.define(eq=False)
+class Ended:
+    """A delivery that was answered, by its handler or by the policy."""
+
+    received: Received[Any]
+    ending: Ending
+    cause: Exception | None = None
+    """The failure that the policy answered."""
+    plan: Plan[Any] | None = None
+    """Where it was decided already."""
 
 
 class Worker:
     """What single and batch workers share: from an ending to an order."""
 
-    def __init__(self, life: Life) -> None:
-        self._life = life
-        self._hand = life.hand
-        self._keeper = life.keeper
-        self._subscription = life.seat.subscription
-        self._serial = self._subscription.concurrency == 1
-        self._says = life.link_settles is Settles.ALONE
-        """Verbs by a plain call, rather than through the settler's channel."""
-        self.scope: trio.CancelScope | None = None
-        """Of the handler that runs now; the end of grace cancels it."""
+    def __init__(self, tools: Tools) -> None:
+        self._subscription = tools.subscription
+        self._source = tools.subscription.source
+        self._policy = tools.subscription.policy
+        self._books = tools.books
+        self._in_flight = tools.in_flight
+        self._keeper = tools.keeper
+        self._settler = tools.settler
+        self._drain = tools.drain
+        self._walk = tools.walk
+        self._give_back = tools.give_back
+        self._serial = tools.subscription.concurrency == 1
+        self._scope: trio.CancelScope | None = None
+        self._current: Sequence[Received[Any]] = ()
+        """What the handler works on in that scope."""
+        self._cancelled = False
+        """The present scope was cancelled."""
 
-    async def run(self, work: trio.MemoryReceiveChannel[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
-        """Until the channel ends. Raises `HandlerFailed`, and in ALONE mode what ends the life."""
+    async def run(self, backlog: Backlog, orders: trio.MemorySendChannel[Order]) -> None:
+        """Until the backlog has ended. Raises `HandlerFailed`, and where verbs are said alone what ends the life."""
         raise NotImplementedError
 
+    def cancel(self, received: Received[Any]) -> bool:
+        """As `Holder.cancel`: only while it is the current one."""
+        if received not in self._current:
+            return False
+        self.stop()
+        return True
+
+    def stop(self) -> None:
+        """Cancel what runs now: the grace is over."""
+        self._cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def _new_scope(self) -> trio.CancelScope:
+        self._scope = scope = trio.CancelScope()
+        self._cancelled = self._drain.grace_over.is_set()
+        if self._cancelled:
+            scope.cancel()
+        return scope
+
     def _ours(self, received: Received[Any]) -> bool:
-        """Asked when a delivery has left its channel: is it still ours? Else its place returns."""
-        if received in self._hand.open and (self._keeper is None or not self._keeper.expired(received)):
+        """Asked before a handler starts: is it still ours? Else its place returns."""
+        if received in self._in_flight.open and (self._keeper is None or not self._keeper.expired(received)):
             return True
-        self._hand.free(received)
+        self._in_flight.leave(received, Line.SUPERSEDED)
         return False
 
-    def _decoded(self, received: Received[Any]) -> Delivery[Any] | Ending:
+    def _decoded(self, received: Received[Any]) -> Delivery[Any] | Ended:
         """The delivery for the handler, or the answer to its being undecodable. Raises `HandlerFailed`."""
         delivery, decode = received.delivery, self._subscription.decode
         error = received.unreadable
-        if error is None and decode is None:
-            return delivery
-        if error is None and decode is not None:
+        if error is None:
+            if decode is None:
+                return delivery
             try:
-                message = decode(delivery.message)
+                return decoded(delivery, decode(delivery.message))
             except Exception as failure:  # noqa: BLE001 -- a decoder may raise anything; the policy answers (C-6.3)
                 error = failure
-            else:
-                return Delivery(
-                    body=delivery.body,
-                    message=message,
-                    headers=delivery.headers,
-                    attempt=delivery.attempt,
-                    redelivery_count=delivery.redelivery_count,
-                    source=delivery.source,
-                    id=delivery.id,
-                    key=delivery.key,
-                    handle=delivery._handle,  # noqa: SLF001 -- the same delivery, with its message decoded
-                )
-        assert error is not None  # noqa: S101 -- the two cases above
-        return self._answer(delivery, error, undecodable=True)
+        answer = self._answered_by(self._policy.undecodable, [delivery], error, "cannot be decoded")[0]
+        return Ended(received, answer, error)
 
-    def _answer(self, delivery: Delivery[Any], error: Exception, *, undecodable: bool = False) -> Ending:
-        """The policy's answer to a failure. Raises `HandlerFailed` from it where that is `FailFast`."""
-        policy, name = self._subscription.policy, self._subscription.name
-        try:
-            answer: Answer = (policy.undecodable if undecodable else policy.failed)(delivery, error)
-        except Exception as failure:
-            raise HandlerFailed(name, delivery) from failure
-        self._life.seat.tell(HandlerErred(name, delivery, error, answer))
-        if isinstance(answer, FailFast):
-            raise HandlerFailed(name, delivery) from error
-        what = "cannot be decoded" if undecodable else "failed"
-        log.error("%s: delivery %s %s, answered %s", name, delivery.id, what, answer, exc_info=error)
-        return answer
+    def _answered_by(
+        self,
+        policy: Callable[[Delivery[Any], Exception], Answer],
+        deliveries: Sequence[Delivery[Any]],
+        error: Exception,
+        what: str = "failed",
+    ) -> list[Ending]:
+        """The policy's answer for each of these: one failure, one traceback in the log.
 
-    async def _order(
-        self, received: Received[Any], ending: Ending, orders: trio.MemorySendChannel[Order]
-    ) -> trio.Event | None:
-        """Have the ending decided and carried out.
-
-        Returns what a worker at concurrency 1 waits for before its next delivery: the place's return, unless that has
-        come already, or the delivery is held (DESIGN 3.1).
+        Raises `HandlerFailed` from the failure where an answer is `FailFast`.
         """
-        life, keeper = self._life, self._keeper
-        plan = life.seat.source.decide(ending, received.delivery, self._subscription.policy)
-        if plan.notice is not None:
-            life.seat.books.noticed(received.delivery, plan.notice)
-        if plan.before:
-            life.walk(received, plan, orders)
-            held = isinstance(plan.before[0], Wait)
-            return self._hand.freeing(received) if self._serial and not held else None
-        if plan.after and not await self._reserved(received):
-            return None
-        if keeper is not None and keeper.expired(received):
-            self._hand.release(received)
-            self._hand.free(received)
-            return None
-        order = Order(received, plan)
-        if self._says:
-            await life.settler.say([order])
-            return None
-        orders.send_nowait(order)
-        return self._hand.freeing(received) if self._serial else None
+        name = self._subscription.name
+        answers: list[Ending] = []
+        for delivery in deliveries:
+            try:
+                answer = policy(delivery, error)
+            except Exception as failure:
+                raise HandlerFailed(name, delivery) from failure
+            self._books.erred(delivery, error, answer)
+            if isinstance(answer, FailFast):
+                raise HandlerFailed(name, delivery) from error
+            answers.append(answer)
+        said = ", ".join(dict.fromkeys(map(str, answers)))
+        log.error("%s: delivery %s %s, answered %s", name, ids(deliveries), what, said, exc_info=error)
+        return answers
+
+    async def _carry_out(self, batch: Sequence[Ended], orders: trio.MemorySendChannel[Order]) -> None:
+        """Have these endings decided, and order what is to be said: by one call where verbs are said alone.
+
+        At concurrency 1 it waits until each verb was said, or its delivery is held (DESIGN 3.1). Cancellation: what was
+        not ordered is unsettled; what was is with the settler.
+        """
+        alone: list[Order] = []
+        slots: list[trio.Event] = []
+        for ended in batch:
+            received = ended.received
+            plan = self._decide(ended)
+            if plan.before:
+                self._walk(received, plan, orders)
+                if self._serial and not isinstance(plan.before[0], Wait):
+                    slots.append(self._in_flight.slot(received))
+                continue
+            if plan.after:
+                if alone:  # the copies of these may be what the room waits for
+                    await self._settler.say(alone)
+                    alone = []
+                if not await self._reserved(received):
+                    continue
+            order = Order(received, plan)
+            if self._settler.alone:
+                alone.append(order)
+            else:
+                orders.send_nowait(order)
+        if alone:
+            await self._settler.say(alone)
+        for slot in slots:
+            await slot.wait()
+
+    def _decide(self, ended: Ended) -> Plan[Any]:
+        delivery = ended.received.delivery
+        plan = ended.plan or self._source.decide(ended.ending, delivery, self._policy)
+        if not plan.plain:
+            self._books.decided(delivery, plan, ended.ending, ended.cause)
+        return plan
 
     async def _reserved(self, received: Received[Any]) -> bool:
         """Take room among the copies, in the delivery's scope: the end of grace leaves it unsettled (DESIGN 3.7)."""
-        with self._delivery_scope([received]) as scope:
-            await self._hand.reserve(received)
-        if scope.cancel_called:
-            self._hand.release(received)
-            self._hand.leave(received)
+        self._current = (received,)
+        with self._new_scope() as scope:
+            await self._in_flight.reserve(received)
+        self._current = ()
+        if scope.cancelled_caught:
+            self._in_flight.leave(received)
             return False
         return True
 
-    async def _called(
+    async def _call(
         self, handler: Callable[[Any], Awaitable[object]], argument: Any, batch: Sequence[Received[Any]]
     ) -> tuple[object, Exception | None] | None:
-        """Call the handler in a scope of its own: what it returned, and its failure; None where it was cancelled.
-
-        Cancellation: nothing is answered, also where the handler swallowed `Cancelled` (DESIGN 3.5); an error of the
-        handler is logged.
-        """
+        """Call the handler in a scope of its own: what it returned, and its failure; None where nothing counts."""
         called: tuple[object, Exception | None] | None = None
-        with self._delivery_scope(batch) as scope:
+        self._current = batch
+        with self._new_scope():
             called = await self._answered(handler, argument, batch)
-        self.scope = None
-        failure = None if called is None else called[1]
-        await self._not_cancelled(batch, failure)
-        if scope.cancel_called:
-            self._log_late(batch, failure)
-            return None
-        return called
+        self._current = ()
+        return await self._counts(called, batch)
 
     async def _answered(
         self, handler: Callable[[Any], Awaitable[object]], argument: Any, batch: Sequence[Received[Any]]
     ) -> tuple[object, Exception | None]:
         """What the handler returned, and its failure. Cancellation: an error of the handler beside it is logged."""
-        within = self._subscription.within
+        opened, within = self._in_flight.open, self._subscription.within
         for received in batch:
+            opened[received] = self
             received.started = True
         try:
             if within is None:
                 return await handler(argument), None
-            with trio.fail_after(within):
+            with trio.move_on_after(within):
                 return await handler(argument), None
+            return None, trio.TooSlowError(f"{self._subscription.name}: a handler ran longer than within={within:g} s")
         except Exception as error:  # noqa: BLE001 -- a handler may raise anything; the policy answers (C-1.3)
             return None, error
         except BaseExceptionGroup as group:
@@ -174,13 +241,23 @@ class Worker:
             self._log_late(batch, errors)
             raise_bare(cast("BaseException", rest))  # never empty: else the group were an Exception
 
-    async def _not_cancelled(self, batch: Sequence[Received[Any]], failure: Exception | None) -> None:
-        """A handler that swallowed `Cancelled` has answered nothing (DESIGN 3.5): raises it again."""
+    async def _counts(
+        self, called: tuple[object, Exception | None] | None, batch: Sequence[Received[Any]]
+    ) -> tuple[object, Exception | None] | None:
+        """What was answered, asked when the scope has closed. None where it was cancelled.
+
+        A handler that swallowed `Cancelled` has answered nothing (DESIGN 3.5). Cancellation: the same.
+        """
+        failure = None if called is None else called[1]
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:
             self._log_late(batch, failure)
             raise
+        if self._cancelled:
+            self._log_late(batch, failure)
+            return None
+        return called
 
     def _log_late(self, batch: Sequence[Received[Any]], error: BaseException | None) -> None:
         """A handler failed although it was cancelled: no failure that a policy answers, and no secret either."""
@@ -188,101 +265,85 @@ class Worker:
             which = ids(received.delivery for received in batch)
             log.error("%s: delivery %s failed while it was cancelled", self._subscription.name, which, exc_info=error)
 
-    def _delivery_scope(self, batch: Sequence[Received[Any]]) -> trio.CancelScope:
-        """A scope that the end of grace and the keeper may cancel. `self.scope` stays set until the next one."""
-        self.scope = scope = trio.CancelScope()
-        if self._life.grace_over:
-            scope.cancel()
-        if self._keeper is not None:
-            for received in batch:
-                self._keeper.attend(received, scope)
-        return scope
-
 
 class SingleWorker(Worker):
     """Takes deliveries one by one."""
 
     _subscription: Subscription[Any]
 
-    def __init__(self, life: Life) -> None:
-        super().__init__(life)
-        self._says = self._says or self._serial  # there is nothing to say together
-        self._shares_scope = self._keeper is None and not self._says
-        """Nobody but the end of grace cancels a delivery here, and no verb is said where it would be cancelled, too."""
-
-    async def run(self, work: trio.MemoryReceiveChannel[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
+    async def run(self, backlog: Backlog, orders: trio.MemorySendChannel[Order]) -> None:
         """As `Worker.run`."""
-        with work, orders:
-            if self._shares_scope:
-                await self._until_drained(work, orders)
-            while (received := await _next(work)) is not None:
-                if self._life.draining:
-                    await self._life.give_back([received])
+        with orders:
+            received = await backlog.until_ready()
+            while received is not None:
+                following: Received[Any] | None = None
+                if self._drain.requested.is_set():
+                    await self._give_back([received])
                 elif self._ours(received):
-                    await self._handle(received, orders)
+                    following = await self._handle(received, backlog, orders)
+                received = following or backlog.take() or await backlog.until_ready()
 
-    async def _until_drained(
-        self, work: trio.MemoryReceiveChannel[Received[Any]], orders: trio.MemorySendChannel[Order]
-    ) -> None:
-        """Handle what comes, all in one scope, until the channel ends or a drain has begun."""
-        received: Received[Any] | None = None
-        with trio.CancelScope() as self.scope:
-            if self._life.grace_over:
-                self.scope.cancel()
-            while (received := await _next(work)) is not None and not self._life.draining:
-                if self._ours(received):
-                    await self._handle_shared(received, orders)
-                received = None
-        if received is None:
-            return
-        if self.scope.cancel_called:  # by the end of grace, in the handler or before the first one
-            self._hand.leave(received)
-        else:
-            await self._life.give_back([received])
+    async def _handle(
+        self, received: Received[Any], backlog: Backlog, orders: trio.MemorySendChannel[Order]
+    ) -> Received[Any] | None:
+        """Handle this one, and in the same scope those after it, while an order is all that each of them needs.
 
-    async def _handle_shared(self, received: Received[Any], orders: trio.MemorySendChannel[Order]) -> None:
+        Returns a delivery that was taken and not begun.
+        """
+        handler, together = self._subscription.handler, not self._settler.alone
         delivery = self._decoded(received)
-        ending: Ending
-        if isinstance(delivery, Delivery):
-            result, failure = await self._answered(self._subscription.handler, delivery, (received,))
-            await self._not_cancelled((received,), failure)
-            ending = self._ending(delivery, result, failure)
-        else:
-            ending = delivery
-        shared = self.scope
-        await self._order(received, ending, orders)
-        self.scope = shared
-
-    async def _handle(self, received: Received[Any], orders: trio.MemorySendChannel[Order]) -> None:
-        delivery = self._decoded(received)
-        if not isinstance(delivery, Delivery):
-            await self._carry_out(received, delivery, orders)
-            return
-        called = await self._called(self._subscription.handler, delivery, (received,))
-        if called is None:
-            self._hand.leave(received)
-            return
-        await self._carry_out(received, self._ending(delivery, *called), orders)
-
-    def _ending(self, delivery: Delivery[Any], result: object, failure: Exception | None) -> Ending:
-        """What a handler answered, or the policy for it. Raises `HandlerFailed`."""
-        if failure is None and result is not None and not is_outcome(result):
-            failure = no_outcome(result)
-        return cast("Ending", result or ACK) if failure is None else self._answer(delivery, failure)
-
-    async def _carry_out(self, received: Received[Any], ending: Ending, orders: trio.MemorySendChannel[Order]) -> None:
-        if (freeing := await self._order(received, ending, orders)) is not None:
-            await freeing.wait()
-
-
-async def _next(work: trio.MemoryReceiveChannel[Received[Any]]) -> Received[Any] | None:
-    """The next delivery, without a checkpoint where there is one; None: the channel has ended."""
-    try:
-        return work.receive_nowait()
-    except trio.WouldBlock:
-        try:
-            return await work.receive()
-        except trio.EndOfChannel:
-            return None
-    except trio.EndOfChannel:
+        called: tuple[object, Exception | None] | None = None
+        plan: Plan[Any] | None = None
+        with self._new_scope():
+            while isinstance(delivery, Delivery):
+                self._current = (received,)
+                called = plan = None
+                called = await self._answered(handler, delivery, self._current)
+                if called[1] is None:  # a handler that swallowed `Cancelled` has answered nothing
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                plan = self._planned(received, called)
+                if plan is None or not (together and plan.plain):
+                    break
+                orders.send_nowait(Order(received, plan))
+                self._current = ()
+                following = backlog.take() or await backlog.until_ready()
+                if following is None or self._drain.requested.is_set():
+                    return following
+                if not self._ours(following):
+                    return None
+                received = following
+                delivery = self._decoded(received)
+        if isinstance(delivery, Ended):
+            await self._carry_out([delivery], orders)
+        elif self._current:  # else the grace ended while it waited for the next one
+            self._current = ()
+            await self._finish(received, await self._counts(called, [received]), plan, orders)
         return None
+
+    def _planned(self, received: Received[Any], called: tuple[object, Exception | None]) -> Plan[Any] | None:
+        """The plan for what a handler answered; None where that is no outcome."""
+        result, failure = called
+        ending = ACK if result is None else result
+        if failure is not None or not is_outcome(ending):
+            return None
+        return self._source.decide(cast("Ending", ending), received.delivery, self._policy)
+
+    async def _finish(
+        self,
+        received: Received[Any],
+        called: tuple[object, Exception | None] | None,
+        plan: Plan[Any] | None,
+        orders: trio.MemorySendChannel[Order],
+    ) -> None:
+        if called is None:
+            self._in_flight.leave(received)
+            return
+        result, failure = called
+        if failure is None and result is not None and not is_outcome(result):
+            failure = no_outcome(result, self._subscription.name)
+        if failure is None:
+            ended = Ended(received, cast("Ending", result or ACK), None, plan)
+        else:
+            (answer,) = self._answered_by(self._policy.failed, [received.delivery], failure)
+            ended = Ended(received, answer, failure)
+        await self._carry_out([ended], orders)

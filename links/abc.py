@@ -86,6 +86,9 @@ broke, `SUPERSEDED` where the other side took it back. A plain call; nothing hap
 class Link(ABC, Generic[R]):
     """One attached link: one life."""
 
+    spreads: bool = False
+    """Wake as many workers as there are deliveries, so that their verbs can be said together; else one after the other,
+    which costs less."""
     proves: bool = False
     """A verb gets no answer: it was said when `settle` returns, and `proved` tells when the other side has seen it."""
 
@@ -126,13 +129,10 @@ class Link(ABC, Generic[R]):
         """
         raise NotImplementedError("a link that proves knows how")
 
-    def let_go(self, received: Received[R]) -> None:
-        """At most once: the handler of this one has ended, its place returns. A plain call."""
-
     def forget(self, received: Received[R]) -> None:
-        """This one has left without a verb (superseded, given up): nothing will be said for it. A plain call.
+        """Nothing is said for this one, now or later: it was superseded, given up, or let go on arrival. A plain call.
 
-        Told once for each delivery that ended neither by a verdict other than `NotApplied` nor by `give_back`.
+        Told once, while the life goes on, for each delivery that ends neither by a verdict nor by `give_back`.
         """
 
     async def until_broken(self) -> NoReturn:
@@ -176,6 +176,10 @@ class Source(ABC, Generic[R]):
     """Seconds for which a received delivery is ours unless extended; None: until the link ends."""
     copies: int = 0
     """How many copies may wait for their time at once; 0: no plan of this source has a step after its verb."""
+
+    def renewal(self) -> float:
+        """Seconds until the next renewal of all leases, asked before each: a third of a lease, where not said else."""
+        return (self.lease or 0.0) / 3
 
     @abstractmethod
     def limit(self, concurrency: int, size: int = 1) -> int:

@@ -10,7 +10,7 @@ import attrs
 
 from settlement.outcomes import seconds
 
-__all__ = ["NO_HEADERS", "Delivery", "Destination", "Letter", "check_letter", "name_of"]
+__all__ = ["NO_HEADERS", "Delivery", "Destination", "Letter", "check_letter", "decoded", "name_of"]
 
 T = TypeVar("T")
 
@@ -42,6 +42,21 @@ class Delivery(Generic[T]):
     """The ordering or partition key, where there is one."""
     _handle: Any = attrs.field(default=None, repr=False)
     """The transport's own handle; nobody else looks at it. Kept when the message is decoded."""
+
+
+def decoded(delivery: Delivery[Any], message: T) -> Delivery[T]:
+    """The same delivery, with its message decoded."""
+    return Delivery(
+        body=delivery.body,
+        message=message,
+        headers=delivery.headers,
+        attempt=delivery.attempt,
+        redelivery_count=delivery.redelivery_count,
+        source=delivery.source,
+        id=delivery.id,
+        key=delivery.key,
+        handle=delivery._handle,  # noqa: SLF001 -- of this module's own class
+    )
 
 
 @runtime_checkable

@@ -72,6 +72,6 @@ def is_outcome(value: object) -> bool:
     return type(value) in _OUTCOMES
 
 
-def no_outcome(value: object) -> TypeError:
-    """A handler's mistake, answered like an exception of its own."""
-    return TypeError(f"a handler must return Ack, Retry, RetryAfter, Drop or None, not {value!r}")
+def no_outcome(value: object, name: str) -> TypeError:
+    """A handler's mistake, answered like an exception of its own. `name`: the subscription's, or the handler's."""
+    return TypeError(f"{name}: a handler must return Ack(), Retry(), RetryAfter(delay), Drop() or None, not {value!r}")

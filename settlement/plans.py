@@ -126,6 +126,12 @@ class Plan(Generic[V_co]):
     """Said (and booked *retried*) where a drain ends before a step of `before` succeeded; set whenever `before` is."""
     notice: Notice | None = None
     """What a log line must say of it."""
+    plain: bool = attrs.field(init=False, repr=False, eq=False)
+    """Nothing but a verb, and nothing to tell anybody."""
+
+    def __attrs_post_init__(self) -> None:
+        told = self.notice is not None or self.line in (Line.DROPPED, Line.DEAD_LETTERED)
+        object.__setattr__(self, "plain", not (self.before or self.after or told))
 
     def __str__(self) -> str:
         """The plan in words, as README's table has it."""

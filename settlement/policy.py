@@ -75,8 +75,9 @@ class Policy:
     """A name on the delivery's own broker, or a publisher of another one."""
     on_error: FailureAnswer | None = None
     """The answer to an exception. None: `Retry()` where a cap or a dead letter is declared, else `FailFast()`."""
-    on_undecodable: FailureAnswer = Drop()
-    """The answer to a message that cannot be decoded (C-6.3); the handler is not called."""
+    on_undecodable: FailureAnswer | None = None
+    """The answer to a message that cannot be decoded; the handler is not called. None: `DeadLetter()` where a dead
+    letter is declared, so that a message that nobody could read is kept, else `Drop()`."""
     failures: Mapping[type[Exception], FailureAnswer] = attrs.field(default=MappingProxyType({}), converter=_frozen)
     """Answers by exception class, looked up along the exception's MRO; before `on_error`."""
 
@@ -91,7 +92,8 @@ class Policy:
         for error in self.failures:
             if not (isinstance(error, type) and issubclass(error, Exception)):
                 raise ValueError(f"a key of failures must be a class of exceptions, not {error!r}")
-        self._check("on_undecodable", self.on_undecodable)
+        if self.on_undecodable is not None:
+            self._check("on_undecodable", self.on_undecodable)
         if self.on_error is not None:
             self._check("on_error", self.on_error)
         for error, answer in self.failures.items():
@@ -129,7 +131,10 @@ class Policy:
 
     def undecodable(self, delivery: Delivery[Any], error: Exception) -> Answer:
         """The answer to a message that cannot be decoded."""
-        return self._evaluate(self.on_undecodable, delivery, error)
+        answer = self.on_undecodable
+        if answer is None:
+            answer = Drop() if self.dead_letter is None else DeadLetter()
+        return self._evaluate(answer, delivery, error)
 
     @property
     def _default(self) -> FailureAnswer:

@@ -185,7 +185,7 @@ def test_a_delay_is_finite_and_not_negative(make: Callable[[Any], object], name:
         # a policy
         (lambda: policy(on_error="retry"), ["on_error must be Ack, Retry, RetryAfter, Drop", "'retry'"]),
         (lambda: policy(on_error=Retry), ["on_error must be", "Retry"]),
-        (lambda: policy(on_undecodable=None), ["on_undecodable must be", "None"]),
+        (lambda: policy(on_undecodable=Drop), ["on_undecodable must be", "Drop"]),
         (lambda: policy(on_error=DeadLetter()), ["on_error is DeadLetter()", "dead_letter must name one"]),
         (lambda: policy(failures={ValueError: 1}), ["failures[ValueError] must be", "not 1"]),
         (lambda: policy(failures={"ValueError": Drop()}), ["a key of failures must be a class of exceptions"]),
@@ -230,7 +230,9 @@ async def test_what_is_no_outcome_is_a_type_error_answered_by_the_policy(
         await broker.until_empty("orders")
     assert run.ledger("orders").dropped == 1
     (error,) = errors
-    assert str(error) == f"a handler must return Ack, Retry, RetryAfter, Drop or None, not {result!r}"
+    assert (
+        str(error) == f"orders: a handler must return Ack(), Retry(), RetryAfter(delay), Drop() or None, not {result!r}"
+    )
 
 
 @pytest.mark.memory
@@ -270,7 +272,10 @@ async def test_run_once_says_the_same() -> None:
     async def wrong(delivery: Delivery[bytes]) -> Any:
         return "ack"
 
-    with pytest.raises(TypeError, match="must return Ack, Retry, RetryAfter, Drop or None, not 'ack'"):
+    with pytest.raises(
+        TypeError,
+        match=r"wrong: a handler must return Ack.*, not 'ack'",
+    ):
         await run_once(wrong, a_delivery(b""))
 
 

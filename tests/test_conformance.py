@@ -159,6 +159,9 @@ class Faulty(Link[bytes]):
     async def give_back(self, unsettled: Sequence[Received[bytes]]) -> None:
         await self.inner.give_back(unsettled)
 
+    def forget(self, received: Received[bytes]) -> None:
+        self.inner.forget(received)
+
     def settled_as(self, order: Order, verb: Verb) -> Order:
         return Order(order.received, attrs.evolve(order.plan, verb=verb))
 

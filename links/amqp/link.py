@@ -122,9 +122,9 @@ class AmqpLink(Link[bytes]):
             return None
         return LetGo(f"{what} came settled; let its sender send unsettled, or subscribe with settle=AT_MOST_ONCE")
 
-    def let_go(self, received: Received[bytes]) -> None:  # noqa: ARG002
-        """As `Link.let_go`: its credit goes out again."""
-        if not self._stopped:
+    def forget(self, received: Received[bytes]) -> None:  # noqa: ARG002
+        """As `Link.forget`: at most once, its credit goes out again."""
+        if self._at_most_once and not self._stopped:
             self._receiver.grant(1)
 
     async def flush(self) -> None:

@@ -39,8 +39,8 @@ class MemoryLink(Link[bytes]):
         self.stopped = False
         self._over: tuple[type[LinkError], str] | None = None
         self._ended = trio.Event()
-        self._left: set[Received[bytes]] = set()
-        """Unsettled still, after a verdict: no longer in the caller's books."""
+        self.forgotten: set[Received[bytes]] = set()
+        """Unsettled still, and nothing more will be said for them: not in the caller's books."""
         self._saying: set[Received[bytes]] = set()
         """Their settlement is on the wire."""
         self._severed: set[Received[bytes]] = set()
@@ -66,8 +66,8 @@ class MemoryLink(Link[bytes]):
             self._check_call()
             if store.delayed or store.leases:
                 store.tick()
-            if (store.fresh or store.returned) and not self.stopped:
-                return self._hand_over(store.take(room))
+            if not self.stopped and (store.fresh or store.returned or (store.lapsed and store.claimable(self))):
+                return self._hand_over(store.take(room, self))
             with trio.move_on_at(store.next_time()):
                 await store.changed.park()
 
@@ -105,8 +105,8 @@ class MemoryLink(Link[bytes]):
                 pass
             else:
                 put_back |= self._carry_out(message, order.plan.verb)
-        if self._left:
-            self._left.difference_update(order.received for order in orders)
+        if self.forgotten:
+            self.forgotten.difference_update(order.received for order in orders)
         if put_back or store.emptied:
             store.wake()
         return verdicts
@@ -137,11 +137,26 @@ class MemoryLink(Link[bytes]):
         expires = trio.current_time() + self.lease
         lost: list[Received[bytes]] = []
         for received in held:
-            if received in self.unsettled:
-                received.expires = expires
-            else:
+            if received not in self.unsettled:
                 lost.append(received)
+                continue
+            if received.expires is not None and received.expires <= trio.current_time():  # it had lapsed
+                self.store.lend([received], expires, self)
+            received.expires = expires
         return lost
+
+    def forget(self, received: Received[bytes]) -> None:
+        """Nothing will be said for this one: it goes back when its lease ends, or the link."""
+        if received in self.unsettled:
+            self.forgotten.add(received)
+            if self.is_lapsed(received):
+                self.store.lapse(received, self)
+                self.store.wake()
+
+    def is_lapsed(self, received: Received[bytes]) -> bool:
+        """Has its lease run out, and is it unsettled with this link all the same?"""
+        expires = received.expires
+        return received in self.unsettled and expires is not None and expires <= trio.current_time()
 
     async def give_back(self, unsettled: Sequence[Received[bytes]]) -> None:
         """Give these back now; one whose handler was never started counts as no delivery.
@@ -168,7 +183,7 @@ class MemoryLink(Link[bytes]):
         for received, message in self.unsettled.items():
             self.store.let_go(message, why, counted=received.started or not orderly)
         self.unsettled.clear()
-        self._left.clear()
+        self.forgotten.clear()
         self.store.links.remove(self)
         self.store.wake()
 
@@ -181,7 +196,7 @@ class MemoryLink(Link[bytes]):
 
     def release(self, received: Received[bytes]) -> Message:
         """It is unsettled with this link no longer."""
-        self._left.discard(received)
+        self.forgotten.discard(received)
         return self.unsettled.pop(received)
 
     # --- within
@@ -238,7 +253,7 @@ class MemoryLink(Link[bytes]):
             handed.append(received)
         if expires is not None:
             store.lend(handed, expires, self)
-        if (held := len(unsettled) - len(self._left)) > store.most_unsettled:
+        if (held := len(unsettled) - len(self.forgotten)) > store.most_unsettled:
             store.most_unsettled = held
         if store.log is not None:
             store.log.extend(Delivered(source, message.id, message.attempt) for message in messages)
@@ -276,7 +291,8 @@ class MemoryLink(Link[bytes]):
             self._say(order)
             return None
         weather.refused_settlements -= 1
-        self._leave(received, "refused")
+        if self.store.log is not None:
+            self.store.log.append(Unsaid(self.store.name, received.delivery.id, "refused"))
         return NotApplied(f"message {received.delivery.id} of {self.store.name!r}: refused")
 
     def _unknown(self, order: Order) -> Verdict:
@@ -295,6 +311,6 @@ class MemoryLink(Link[bytes]):
         self.store.wake()
 
     def _leave(self, received: Received[bytes], why: str) -> None:
-        self._left.add(received)
+        self.forgotten.add(received)
         if self.store.log is not None:
             self.store.log.append(Unsaid(self.store.name, received.delivery.id, why))

@@ -1,7 +1,8 @@
 """One queue of a `MemoryBroker`: its messages, who holds which, and its weather. Synchronous; no task of its own.
 
 Every message is at one place: *ready* (`fresh`, or `returned` where it was handed out before), *delayed*, *unsettled*
-with one link (`MemoryLink.unsettled`), or gone. Time passes lazily: who comes by calls `tick`, who waits asks
+with one link (`MemoryLink.unsettled`), or gone. One whose lease has run out stays unsettled with its link until another
+one comes for it: what nobody took can still be settled. Time passes lazily: who comes by calls `tick`, who waits asks
 `next_time` how long at most.
 """
 
@@ -86,6 +87,8 @@ class Store:
         """A heap by the time when they are ready."""
         self.leases: list[tuple[float, int, Received[bytes], MemoryLink]] = []
         """A heap by expiry, one entry per hand-over, which may lag behind `Received.expires` and behind settlements."""
+        self.lapsed: list[tuple[int, int, Received[bytes], MemoryLink]] = []
+        """A heap by number: their leases have run out, and nobody has come for them yet; it may lag behind as well."""
         self.most_unsettled = 0
         self.changed = trio.lowlevel.ParkingLot()
         """Where calls on the wire wait."""
@@ -116,9 +119,11 @@ class Store:
 
     # --- going out
 
-    def take(self, room: int) -> list[Message]:
-        """Take up to `room` ready messages, in order of number."""
+    def take(self, room: int, link: MemoryLink) -> list[Message]:
+        """Take up to `room` ready messages, in order of number; none that `link` holds itself, lapsed it may be."""
         fresh, returned = self.fresh, self.returned
+        if self.lapsed:
+            self._take_over(room, link)
         if not returned:
             return [fresh.popleft() for _ in range(min(room, len(fresh)))]
         taken: list[Message] = []
@@ -128,6 +133,26 @@ class Store:
             else:
                 taken.append(fresh.popleft())
         return taken
+
+    def _take_over(self, room: int, link: MemoryLink) -> None:
+        """Another link comes: up to `room` messages with lapsed leases are ready."""
+        held: list[tuple[int, int, Received[bytes], MemoryLink]] = []
+        while room and self.lapsed:
+            entry = heappop(self.lapsed)
+            _, _, received, holder = entry
+            if not holder.is_lapsed(received):
+                continue
+            if holder is link:
+                held.append(entry)
+            else:
+                self.let_go(holder.release(received), "lease expired")
+                room -= 1
+        for each in held:
+            heappush(self.lapsed, each)
+
+    def claimable(self, link: MemoryLink) -> bool:
+        """Is there a message with a lapsed lease, for this link?"""
+        return any(holder is not link and holder.is_lapsed(received) for *_, received, holder in self.lapsed)
 
     def lend(self, handed: Sequence[Received[bytes]], expires: float, link: MemoryLink) -> None:
         """Remember when these leases end."""
@@ -183,7 +208,18 @@ class Store:
             if received.expires > now:  # extended meanwhile
                 heappush(self.leases, (received.expires, serial, received, link))
             else:
-                self.let_go(link.release(received), "lease expired")
+                self.lapse(received, link)
+
+    def lapse(self, received: Received[bytes], link: MemoryLink) -> None:
+        """A lease has run out: whoever comes may have the message; its own link too, where that has given it up."""
+        if received in link.forgotten:
+            self.let_go(link.release(received), "lease expired")
+            return
+        if len(self.lapsed) > _STALE:
+            self.lapsed = [entry for entry in self.lapsed if entry[3].is_lapsed(entry[2])]
+            heapify(self.lapsed)
+        self._serial += 1
+        heappush(self.lapsed, (link.unsettled[received].number, self._serial, received, link))
 
     def next_time(self) -> float:
         """When `tick` has something to do again, at the earliest."""

@@ -11,6 +11,7 @@ L-6  a link that ends gives back everything that is unsettled, and nothing else
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import trio
@@ -133,8 +134,8 @@ async def _keep(trial: Trial, link: Link[Any], held: list[Received[Any]], lease:
 
 @check("L-4")
 async def losing_a_lease(trial: Trial) -> None:
-    """A lease that ran out is somebody else's: settling and extending the late delivery changes nothing, and the
-    verdict is `LeaseLost`. Without leases a delivery stays ours.
+    """A lease that ran out, and that another link has taken, is somebody else's: settling and extending the late
+    delivery changes nothing, and the verdict is `LeaseLost`. Without leases a delivery stays ours.
     """
     name, broker, lease = await trial.queue(), trial.harness.broker(), trial.can.lease
     async with broker.connect(), trial.attached(broker, name, lease=lease) as (source, link):
@@ -143,21 +144,26 @@ async def losing_a_lease(trial: Trial) -> None:
         if lease is None:
             trial.equal(await trial.say(source, link, Ack(), *late), [None], "verdicts")
         else:
-            await _lose(trial, source, link, late[0])
+            async with AsyncExitStack() as stack:
+                other = trial.harness.broker()  # where a queue is subscribed once per broker
+                if other is not broker:
+                    await stack.enter_async_context(other.connect())
+                _, taker = await stack.enter_async_context(trial.attached(other, name, lease=lease))
+                await _lose(trial, source, link, late[0], taker)
     await trial.remains(name)
 
 
-async def _lose(trial: Trial, source: Source[Any], link: Link[Any], late: Received[Any]) -> None:
+async def _lose(trial: Trial, source: Source[Any], link: Link[Any], late: Received[Any], taker: Link[Any]) -> None:
     ended = late.expires or 0.0
     await trio.sleep_until(ended)
-    again = await trial.take(link, 1)
+    again = await trial.take(taker, 1)
     trial.equal([each.delivery.body for each in again], [b"slow"], "received again")
     trial.equal(again[0].delivery.attempt, 2 if trial.can.counts else 1, "its attempt")
     trial.equal(list(await link.extend([late])), [late], "lost leases")
     (verdict,) = await trial.say(source, link, Drop(), late)
     trial.holds(isinstance(verdict, LeaseLost), "LeaseLost, the verdict of the late one", repr(verdict))
     trial.holds((again[0].expires or 0.0) > ended, "a later expiry of the new one", again[0].expires)
-    trial.equal(await trial.say(source, link, Ack(), *again), [None], "verdicts of the new one")
+    trial.equal(await trial.say(source, taker, Ack(), *again), [None], "verdicts of the new one")
 
 
 @check("L-5")

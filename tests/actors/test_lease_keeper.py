@@ -114,8 +114,9 @@ async def test_an_expired_delivery_is_not_run(autojump_clock: Clock) -> None:
     assert queue.said == []
 
 
-async def test_the_settlement_of_a_handler_that_shields_itself_is_not_said(autojump_clock: Clock) -> None:
-    """DESIGN 3.4: a handler that shields itself cannot be stopped; its outcome is not ordered, `expired` is asked."""
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_the_answer_of_a_handler_that_shields_itself_is_not_said(concurrency: int, autojump_clock: Clock) -> None:
+    """DESIGN 3.4: a handler that shields itself cannot be stopped; it was cancelled, so its answer is not said."""
     queue = StageQueue(StageBroker(), [b"x"], lease=10.0, extending=HANGS)
 
     async def handler(delivery: Delivery[bytes]) -> Outcome:
@@ -123,7 +124,7 @@ async def test_the_settlement_of_a_handler_that_shields_itself_is_not_said(autoj
             await trio.sleep(15.0)
         return Ack()
 
-    async with open_runtime(Subscription(queue, handler)) as runtime:
+    async with open_runtime(Subscription(queue, handler, concurrency=concurrency)) as runtime:
         await trio.sleep(20.0)
     assert lines(runtime.ledger("q")) == {"received": 1, "superseded": 1}
 
@@ -210,19 +211,20 @@ async def test_no_extension_begins_beside_a_settlement(autojump_clock: Clock) ->
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 async def test_a_handler_that_blocks_the_loop_beyond_its_lease(concurrency: int, autojump_clock: Clock) -> None:
-    """DESIGN 3.4: `expired` is asked before the verb is ordered and before a handler starts: the keeper had no turn."""
+    """DESIGN 3.4: its verb is said all the same. The other one was superseded before its start, or is renewed first."""
     queue = StageQueue(StageBroker(), numbered(2), lease=10.0, limit=2)
     begun: list[bytes] = []
 
-    async def handler(delivery: Delivery[bytes]) -> RetryAfter:
+    async def handler(delivery: Delivery[bytes]) -> Ack:
         begun.append(delivery.body)
         autojump_clock.jump(15.0)
-        return RetryAfter(1.0)
+        return Ack()
 
     async with open_runtime(Subscription(queue, handler, concurrency=concurrency)) as runtime:
-        await trio.sleep(20.0)
-    assert len(begun) == 1
-    assert lines(runtime.ledger("q")) == {"received": 2, "superseded": 2}
+        await trio.sleep(40.0)
+    books = runtime.ledger("q")
+    assert queue.said == [(body, "accept") for body in begun]
+    assert (books.acked, books.superseded) == (len(begun), 2 - len(begun))
 
 
 async def test_a_held_delivery_whose_lease_is_lost_returns_its_place(autojump_clock: Clock) -> None:

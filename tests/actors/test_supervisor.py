@@ -26,11 +26,12 @@ class Stage:
         """What `reconnected` takes, time after time; then nothing."""
         self.supervisor = Supervisor("it", Tell((self.events.append,)))
 
-    async def life(self, attached: Callable[[], None]) -> None:
+    async def life(self, attached: Callable[[], None], worked: Callable[[], None]) -> None:
         self.lives.append(trio.current_time())
         await trio.lowlevel.checkpoint()
         if self.attaches:
             attached()
+            worked()
             assert self.supervisor.attached
         ending = self.endings.pop(0) if self.endings else None
         if ending is not None:
@@ -96,7 +97,7 @@ async def test_cancelled_beside_weather_is_never_swallowed(autojump_clock: Clock
     stage = Stage()
     scope = trio.CancelScope()
 
-    async def life(attached: Callable[[], None]) -> None:
+    async def life(attached: Callable[[], None], worked: Callable[[], None]) -> None:
         stage.lives.append(0.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.sleep_forever)
@@ -161,7 +162,7 @@ async def test_a_long_life_that_ends_with_its_connection_spends_no_patience(auto
     stage = Stage()
     turn = 0
 
-    async def life(attached: Callable[[], None]) -> None:
+    async def life(attached: Callable[[], None], worked: Callable[[], None]) -> None:
         nonlocal turn
         turn += 1
         if turn == 1:

@@ -21,7 +21,7 @@ async def test_a_failure_leaves_as_it_is() -> None:
 
 async def test_no_outcome_is_a_type_error() -> None:
     """DESIGN 2: what is no outcome is the same `TypeError` as in the runtime."""
-    with pytest.raises(TypeError, match="must return Ack, Retry, RetryAfter, Drop or None, not 'ack'"):
+    with pytest.raises(TypeError, match=r"must return Ack.., Retry.., RetryAfter.delay., Drop.. or None, not 'ack'"):
         await run_once(answers("ack"), a_delivery(b"x"))  # type: ignore[arg-type]
 
 

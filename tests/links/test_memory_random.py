@@ -75,7 +75,9 @@ async def handle(queue: MemoryQueue, link: Link[bytes], dice: Random) -> None:
         if dice.random() < 0.1:
             await link.give_back(received[-1:])
         asked = [Order(each, plan) for each, plan in zip(received, plans, strict=True)]
-        for verdict in await link.settle(asked):
+        for order, verdict in zip(asked, await link.settle(asked), strict=True):
+            if isinstance(verdict, NotApplied):
+                link.forget(order.received)
             if isinstance(verdict, NotApplied | SettlementUnknown) and queue.lease is None:
                 raise LinkBroken("nothing but a goodbye brings it back")
 

@@ -7,10 +7,10 @@ import trio
 import trio.testing
 
 from links.errors import LeaseLost
-from links.memory import MemoryBroker, Returned, replay
+from links.memory import Delivered, MemoryBroker, Published, Returned, Said, replay
 from settlement import Letter
-from settlement.memory import PutBack, Reject
-from tests.links.memory_kit import attached, bodies, order, orders
+from settlement.memory import Accept, PutBack, Reject, Verb
+from tests.links.memory_kit import attached, bodies, kinds, order, orders
 
 pytestmark = pytest.mark.memory
 
@@ -88,20 +88,51 @@ async def test_a_lease_runs_out(autojump_clock: trio.testing.MockClock) -> None:
     assert replay(broker.log or []).accepted == ("1", "2")
 
 
-async def test_a_late_settlement_is_refused_where_nobody_took_over(autojump_clock: trio.testing.MockClock) -> None:
-    """At the end of its lease a delivery is nobody's, whether or not somebody has come for it."""
-    broker = MemoryBroker()
+@pytest.mark.parametrize("verb", [Accept(), PutBack()])
+async def test_a_late_settlement_counts_where_nobody_took_over(
+    verb: Verb, autojump_clock: trio.testing.MockClock
+) -> None:
+    """DESIGN 3.4: a lease that has run out and was taken by nobody is still its link's, which takes it but once."""
+    broker = MemoryBroker(log=True)
     broker.fill("q", [b"x"])
     async with broker.connect(), attached(broker.queue("q", lease=30.0)) as link:
         (received,) = await link.receive(1)
-        await trio.sleep(30.0)
-        (verdict,) = await link.settle([order(received)])
-        assert isinstance(verdict, LeaseLost)
-        assert bodies(broker.ready("q")) == [b"x"]
+        with trio.move_on_after(100.0):
+            await link.receive(1)
+            pytest.fail("taken twice")
+        assert await link.settle([order(received, verb)]) == [None]
+        assert bodies(broker.ready("q")) == ([b"x"] if verb == PutBack() else [])
+    assert [type(entry) for entry in broker.log or []] == [Published, Delivered, Said]
+
+
+async def test_a_lapsed_delivery_that_was_given_up_comes_again(autojump_clock: trio.testing.MockClock) -> None:
+    """What its link has forgotten is ready at the end of its lease, for that link too, and counted."""
+    broker = MemoryBroker()
+    broker.fill("q", [b"early", b"late"])
+    async with broker.connect(), attached(broker.queue("q", lease=30.0)) as link:
+        early, late = await link.receive(2)
+        link.forget(early)
+        again = await link.receive(1)
+        assert (trio.current_time(), bodies(again), again[0].delivery.attempt) == (30.0, [b"early"], 2)
+        link.forget(late)
+        again = await link.receive(1)
+        assert (trio.current_time(), bodies(again), again[0].delivery.attempt) == (30.0, [b"late"], 2)
+
+
+async def test_another_link_takes_no_more_than_it_has_room_for(autojump_clock: trio.testing.MockClock) -> None:
+    """Of three lapsed leases one is taken over; the others are still their link's."""
+    broker = MemoryBroker()
+    broker.fill("q", [b"0", b"1", b"2"])
+    queue = broker.queue("q", lease=30.0)
+    async with broker.connect(), attached(queue) as one, attached(queue) as two:
+        held = await one.receive(3)
+        (taken,) = await two.receive(1)
+        assert (trio.current_time(), taken.delivery.body, taken.delivery.attempt) == (30.0, b"0", 2)
+        assert kinds(await one.settle(orders(held))) == [LeaseLost, type(None), type(None)]
 
 
 async def test_extending_moves_the_expiry(autojump_clock: trio.testing.MockClock) -> None:
-    """An extended lease runs a whole lease from now; what was lost before is returned, and not extended."""
+    """An extended lease runs a whole lease from now, also one that had lapsed; what somebody took is lost."""
     broker = MemoryBroker()
     broker.fill("q", [b"0", b"1"])
     async with broker.connect(), attached(broker.queue("q", lease=30.0)) as link:
@@ -110,8 +141,9 @@ async def test_extending_moves_the_expiry(autojump_clock: trio.testing.MockClock
         assert list(await link.extend([kept])) == []
         assert (kept.expires, lost.expires) == (50.0, 30.0)
         await trio.sleep(15.0)
-        assert list(await link.extend([kept, lost])) == [lost]
-        assert bodies(broker.ready("q")) == [b"1"]
+        async with attached(broker.queue("q", lease=30.0)) as other:
+            assert bodies(await other.receive(2)) == [b"1"]
+            assert list(await link.extend([kept, lost])) == [lost]
         for _ in range(1000):
             await trio.sleep(20.0)
             assert list(await link.extend([kept])) == []
@@ -120,11 +152,12 @@ async def test_extending_moves_the_expiry(autojump_clock: trio.testing.MockClock
 
 
 async def test_an_old_hand_over_does_not_touch_the_new_one(autojump_clock: trio.testing.MockClock) -> None:
-    """Also on the same link a message's older hand-over can neither settle nor extend the newer one."""
+    """Also on the same link, which had given it up, an older hand-over can neither settle nor extend the newer one."""
     broker = MemoryBroker()
     broker.fill("q", [b"x"])
     async with broker.connect(), attached(broker.queue("q", lease=10.0)) as link:
         (old,) = await link.receive(1)
+        link.forget(old)
         (new,) = await link.receive(1)
         assert (old.delivery.id, trio.current_time()) == (new.delivery.id, 10.0)
         await trio.sleep(1.0)

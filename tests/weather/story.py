@@ -36,9 +36,9 @@ import attrs
 import pytest
 import trio
 
-import actors.link
+import actors.link_life
 from actors.events import Booked, Event
-from actors.hand import Hand
+from actors.in_flight import InFlight
 from links.abc import Received
 from links.memory import Delivered, MemoryBroker, MemoryQueue, Published, Returned, Said, Unsaid, replay
 from settlement.delivery import Delivery
@@ -49,7 +49,7 @@ from settlement.plans import Plan, Publish, Wait
 from settlement.policy import DeadLetter, Policy
 from tests.weather.fates import Call, Ending, Fate, Rules, is_cut
 
-__all__ = ["Consumer", "HandOver", "Story", "Verdict", "judge", "watched_hands"]
+__all__ = ["Consumer", "HandOver", "Story", "Verdict", "judge", "watched_places"]
 
 SAID = {Line.ACKED, Line.RETRIED, Line.DELAYED, Line.DROPPED, Line.DEAD_LETTERED}
 
@@ -114,6 +114,8 @@ class HandOver:
     said: Verb | None = None
     returned: str | None = None
     counted: bool = True
+    refused: bool = False
+    """A settlement was not applied: it is said again, and the slot was given back (DESIGN 3.8)."""
     calls: int = 0
 
     @property
@@ -249,9 +251,11 @@ class Story:
                 case Returned(name, id, why, counted) if name == queue:
                     assert now[id].said is None and now[id].returned is None  # noqa: PT018
                     now[id].returned, now[id].counted = why, counted
+                case Unsaid(name, id, why="refused") if name == queue:
+                    now[id].refused = True
                 case Started(by, call):
                     if by.concurrency == 1:
-                        late = [each.id for each in last[by] if each.line is None]
+                        late = [each.id for each in last[by] if each.line is None and not each.refused]
                         assert not late, f"handler of {call.which} started before {late} were booked"
                     last[by] = called[call] = [named[each] for each in call.which]
                     for each in last[by]:
@@ -280,15 +284,15 @@ class Story:
         assert [type(each) for each in plan.after] == [Wait, Publish] * fate.copy, f"{plan} for {it}"
 
 
-class WatchedHand(Hand):
+class WatchedPlaces(InFlight):
     """Counts its places out loud."""
 
     def take(self, batch: Sequence[Received[Any]]) -> None:
         super().take(batch)
         assert self.taken <= self.limit, f"{self.taken} places taken of {self.limit}"
 
-    def free(self, received: Received[Any]) -> None:
-        super().free(received)
+    def free(self, batch: Sequence[Received[Any]]) -> None:
+        super().free(batch)
         assert self.taken >= 0, "a place was returned twice"
 
     def close(self) -> None:
@@ -298,10 +302,10 @@ class WatchedHand(Hand):
 
 
 @contextmanager
-def watched_hands() -> Generator[None, None, None]:
-    """Let every life inside have a `WatchedHand`."""
+def watched_places() -> Generator[None, None, None]:
+    """Let every life inside have a `WatchedPlaces`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(actors.link, "Hand", WatchedHand)
+        patch.setattr(actors.link_life, "InFlight", WatchedPlaces)
         yield
 
 

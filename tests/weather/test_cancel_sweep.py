@@ -26,7 +26,7 @@ from links.memory import MemoryBroker
 from settlement import Ack, Copies, DeadLetter, Delivery, Drop, Native, Outcome, Policy, Retry, RetryAfter
 from tests.weather.fates import Rules
 from tests.weather.schedule import chosen, dice_of, same_schedule, sized, steps
-from tests.weather.story import Consumer, Story, judge, watched_hands
+from tests.weather.story import Consumer, Story, judge, watched_places
 
 pytestmark = pytest.mark.memory
 
@@ -256,7 +256,7 @@ class Run:
 def run(name: str, action: str, at: int | None) -> Run:
     """One run; its failure says how to repeat it."""
     it = Run(CASES[name], action, at)
-    with same_schedule(sum(name.encode())), watched_hands():
+    with same_schedule(sum(name.encode())), watched_places():
         try:
             trio.run(it, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[it.steps])
         except BaseException as error:

@@ -37,7 +37,7 @@ from tests.weather.amqp_verdict import judge
 from tests.weather.amqp_watched import WatchedBroker, watched_broker
 from tests.weather.amqp_weather import DEAD, QUEUE, Weather
 from tests.weather.schedule import chosen, dice_of, same_schedule, sized, steps
-from tests.weather.story import Consumer, watched_hands
+from tests.weather.story import Consumer, watched_places
 
 pytestmark = pytest.mark.amqp
 
@@ -305,7 +305,7 @@ class Run:
 def run(name: str, action: str, at: int | None) -> Run:
     """One run; its failure says how to repeat it."""
     it = Run(CASES[name], action, at)
-    with same_schedule(sum(name.encode())), watched_hands(), watched_broker():
+    with same_schedule(sum(name.encode())), watched_places(), watched_broker():
         try:
             trio.run(it, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[it.steps])
         except BaseException as error:

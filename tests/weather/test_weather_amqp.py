@@ -18,11 +18,11 @@ import trio.testing
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-import actors.hand
+import actors.in_flight
 import links.amqp.publisher
 from actors import Subscription, open_runtime
 from actors.before_steps import BeforeSteps
-from actors.hand import Hand
+from actors.in_flight import InFlight
 from links.amqp.broker import AmqpBroker
 from links.amqp.embedded import EmbeddedBroker
 from links.amqp.ends import Receiver
@@ -40,7 +40,7 @@ from tests.weather.amqp_verdict import Verdict
 from tests.weather.amqp_watched import virtual_wall, watched_broker
 from tests.weather.amqp_world import World, play
 from tests.weather.schedule import chosen, dice_of, same_schedule, sized
-from tests.weather.story import watched_hands
+from tests.weather.story import watched_places
 
 pytestmark = pytest.mark.amqp
 
@@ -49,7 +49,7 @@ SEEDS = chosen("SETTLEMENT_SEED", range(sized(fast=200, full=200, long=5000)))
 
 def weather(scenario: Scenario, seed: int) -> tuple[World, Verdict]:
     """Play one."""
-    with same_schedule(seed), watched_hands(), watched_broker():
+    with same_schedule(seed), watched_places(), watched_broker():
         return trio.run(play, scenario, seed, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
@@ -140,26 +140,26 @@ def publish_sent_again(patch: pytest.MonkeyPatch) -> None:
 
 def copy_dropped_when_unknown(patch: pytest.MonkeyPatch) -> None:
     """A copy is owed when its original is proved to be gone; where nobody knows it does not go out."""
-    owe, ended = Hand.owe, Hand.ended
+    owe, ended = InFlight.owe, InFlight.ended
     orders: dict[Any, Any] = {}
 
-    def owing(hand: Hand, order: Any) -> None:
+    def owing(hand: InFlight, order: Any) -> None:
         orders[order.received] = order
 
-    def ending(hand: Hand, line: Line, batch: Any) -> None:
+    def ending(hand: InFlight, line: Line, batch: Any) -> None:
         for received in batch:
             order = orders.pop(received, None)
             if order is not None and line is not Line.UNKNOWN:
                 owe(hand, order)
         ended(hand, line, batch)
 
-    patch.setattr(Hand, "owe", owing)
-    patch.setattr(Hand, "ended", ending)
+    patch.setattr(InFlight, "owe", owing)
+    patch.setattr(InFlight, "ended", ending)
 
 
 def unknown_called_unsettled(patch: pytest.MonkeyPatch) -> None:
     """What was with the link is said to come back for sure."""
-    patch.setattr(actors.hand, "Line", SimpleNamespace(UNKNOWN=Line.UNSETTLED))
+    patch.setattr(actors.in_flight, "Line", SimpleNamespace(UNKNOWN=Line.UNSETTLED))
 
 
 def credit_given_once(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from settlement.ledger import Line
 from settlement.plans import CapReached
 from tests.weather.scenario import Scenario, World, draw, play
 from tests.weather.schedule import chosen, dice_of, same_schedule, sized
-from tests.weather.story import Verdict, watched_hands
+from tests.weather.story import Verdict, watched_places
 
 pytestmark = pytest.mark.memory
 
@@ -26,7 +26,7 @@ SEEDS = chosen("SETTLEMENT_SEED", range(sized(fast=40, full=600, long=5000)))
 def test_weather(seed: int) -> None:
     """Nothing is lost, in any weather; in fair weather nothing is said twice either."""
     scenario = draw(dice_of(seed))
-    with same_schedule(seed), watched_hands():
+    with same_schedule(seed), watched_places():
         try:
             world, verdict = trio.run(play, scenario, seed, clock=trio.testing.MockClock(autojump_threshold=0))
             if scenario.calm:

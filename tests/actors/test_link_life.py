@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from actors import LinkGaveUp, Subscription, open_runtime
-from actors.events import Broke, Event
+from actors.events import Broke, Event, Recovered
 from links.abc import Link, Received
 from links.errors import CallBroken, ConnectionBroken, LinkBroken
 from links.memory import MemoryBroker, MemoryLink, MemoryQueue
@@ -77,11 +77,12 @@ async def test_a_break_is_heard_while_nothing_is_asked_of_the_link(
 
 
 async def test_flapping_ends_in_giving_up(autojump_clock: Clock) -> None:
-    """DESIGN 4: a link that attaches and breaks six times within a minute gives up, by its subscription's name."""
+    """DESIGN 4: a link that works and breaks six times within a minute gives up, by its subscription's name."""
     broker = MemoryBroker()
     with pytest.raises(ExceptionGroup) as caught:
         async with open_runtime(Subscription(broker.queue("q"), answers(), name="orders")) as runtime:
             while True:
+                broker.fill("q", [b"x"])
                 await trio.sleep(3.0)
                 broker.sever("q")
     (error,) = caught.value.exceptions
@@ -89,6 +90,42 @@ async def test_flapping_ends_in_giving_up(autojump_clock: Clock) -> None:
     assert error.name == "orders"
     assert isinstance(error.__cause__, LinkBroken)
     assert runtime.statistics()["orders"].restarts == 5
+
+
+async def test_lives_that_get_nothing_through_are_an_outage(autojump_clock: Clock) -> None:
+    """DESIGN 4: a life that attached and got no call through is no flapping: degraded all the while, for `patience`."""
+    broker = MemoryBroker()
+    began: list[float] = []
+    recovered: list[Event] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Recovered):
+            recovered.append(event)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with open_runtime(Subscription(broker.queue("q"), answers()), observers=[observe]) as runtime:
+            while True:
+                broker.break_calls("q", 5)
+                await trio.sleep(0.5)
+                began.append(trio.current_time())
+                assert runtime.statistics()["q"].degraded or trio.current_time() < 3.0
+    (error,) = caught.value.exceptions
+    assert isinstance(error, LinkGaveUp)
+    assert "nothing got through" in str(error)
+    assert 600.0 < began[-1] < 640.0
+    assert recovered == []
+
+
+async def test_a_link_that_had_nothing_to_do_for_a_day_has_worked(autojump_clock: Clock) -> None:
+    """DESIGN 4: a link on an empty queue that breaks after a day spends nothing of its patience, and recovers."""
+    broker = MemoryBroker()
+    async with open_runtime(Subscription(broker.queue("q"), answers())) as runtime:
+        for _ in range(3):
+            await trio.sleep(86_400.0)
+            broker.sever("q")
+            await trio.sleep(90.0)
+            assert runtime.statistics()["q"].degraded == ()
+    assert runtime.statistics()["q"].restarts == 3
 
 
 async def test_calls_that_break_alone_spend_no_restart(autojump_clock: Clock) -> None:

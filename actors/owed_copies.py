@@ -20,8 +20,8 @@ import trio
 from actors.books import Books
 from actors.drain import HURRY, Drain
 from actors.events import log
+from actors.letterbox import PUBLISH_FAILED, Letterbox
 from actors.messages import Owed
-from actors.publisher import PUBLISH_FAILED, Letterbox
 from actors.restarts import MOST, backoff
 from settlement.delivery import name_of
 from settlement.plans import Publish, Step, Wait
@@ -171,7 +171,7 @@ class OwedCopies:
             await self._letterbox.post(step)
         except PUBLISH_FAILED as error:
             copy.failures += 1
-            self._books.degrade(what, error)
+            self._books.degrade(what, error, self)
             wait = backoff(copy.failures, random.random(), most=HURRY if self._early else MOST)  # noqa: S311
             heapq.heappush(self._due, (trio.current_time() + wait, next(self._order), copy))
         else:

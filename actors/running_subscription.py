@@ -12,11 +12,11 @@ import attrs
 import trio
 
 from actors.books import Books
-from actors.delay_timer import OwedCopies
 from actors.drain import Drain
 from actors.events import Tell
-from actors.link import Life
-from actors.publisher import Letterbox
+from actors.letterbox import Letterbox
+from actors.link_life import LinkLife
+from actors.owed_copies import OwedCopies
 from actors.startup import StartUp
 from actors.subscription import AnySubscription
 from actors.supervisor import Supervisor
@@ -24,7 +24,7 @@ from links.abc import Presence
 from links.errors import ConnectionBroken, LinkError, LinkRefused
 from settlement.ledger import Ledger
 
-__all__ = ["Seat", "Statistics"]
+__all__ = ["RunningSubscription", "Statistics"]
 
 
 @attrs.frozen
@@ -43,7 +43,7 @@ class Statistics:
     """Lives of the link after the first."""
 
 
-class Seat:
+class RunningSubscription:
     """The runtime's side of a `Subscription`."""
 
     def __init__(self, subscription: AnySubscription, drain: Drain, tell: Tell) -> None:
@@ -55,8 +55,10 @@ class Seat:
         self.letterbox = Letterbox(self.source.broker)
         self.copies = OwedCopies(self.source.copies, self.letterbox, self.books, drain)
         self._supervisor = Supervisor(subscription.name, tell)
-        self._life: Life | None = None
+        self._life: LinkLife | None = None
         self._links = trio.CancelScope()
+        self._mute = False
+        """The last life attached, and broke before it had done one thing: attaching again proves nothing."""
 
     async def run(self, startup: StartUp) -> None:
         """Until drained. Raises `LinkGaveUp`, `HandlerFailed`, and bugs."""
@@ -83,18 +85,27 @@ class Seat:
                 startup.failed(name)  # somebody else keeps that broker, and it is between two lives
             await broker.until_up(after=over)
 
-        async def life(attached: Callable[[], None]) -> None:
+        async def life(attached: Callable[[], None], worked: Callable[[], None]) -> None:
             nonlocal seen
             seen = broker.lives
+            mute, self._mute = self._mute, False
 
             def attached_now() -> None:
-                self.books.recover("the link")
+                if not mute:
+                    self.books.recover("the link")
+                self._mute = True
                 attached()
                 startup.attached(name)
 
-            self._life = Life(self)
+            def worked_now() -> None:
+                if self._mute:
+                    self._mute = False
+                    worked()
+                    self.books.recover("the link")
+
+            self._life = LinkLife(self.subscription, self.books, self.letterbox, self.copies, self.drain)
             try:
-                await self._life.run(attached_now, startup.gate)
+                await self._life.run(attached_now, worked_now, startup.gate)
             finally:
                 self._life = None
 
@@ -107,7 +118,7 @@ class Seat:
                     startup.refused(name, error)
                     await trio.sleep_forever()  # the start-up raises it, when everybody was heard
                 startup.failed(name)
-            self.books.degrade("the link", error)
+            self.books.degrade("the link", error, self)
 
         await self._supervisor.run(life, failed=failed, pause=self.drain.unless_requested, reconnected=reconnected)
 
@@ -146,4 +157,4 @@ class Seat:
 
     @property
     def _in_hand(self) -> int:
-        return 0 if self._life is None else len(self._life.hand.open)
+        return 0 if self._life is None else len(self._life.in_flight.open)
