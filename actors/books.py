@@ -122,3 +122,10 @@ class Books:
             log.warning("%s: %s works again", self.subscription, what)
             if self._tell:
                 self._tell(Recovered(self.subscription))
+
+    def heard(self, what: str, why: str | None) -> None:
+        """The link says that `what` does not work now, or (`why` is None) that it works again."""
+        if why is None:
+            self.recover(what)
+        else:
+            self.degrade(what, why, self)

@@ -85,6 +85,7 @@ class LinkLife:
             name, self._lost, self.drain.exit, self.subscription.policy, limit=self.in_flight.limit
         ) as self._link:
             self.in_flight.proves, self.in_flight.forget = self._link.proves, self._link.forget
+            self._link.degraded = self.books.heard
             attached()
             await gate.wait()
             try:

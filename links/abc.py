@@ -83,6 +83,10 @@ Lost: TypeAlias = Callable[[Received[Any], Line], None]
 broke, `SUPERSEDED` where the other side took it back. A plain call; nothing happens where it has ended already."""
 
 
+def _unheard(what: str, why: str | None) -> None:
+    """Nobody has set `Link.degraded`."""
+
+
 class Link(ABC, Generic[R]):
     """One attached link: one life."""
 
@@ -91,6 +95,11 @@ class Link(ABC, Generic[R]):
     which costs less."""
     proves: bool = False
     """A verb gets no answer: it was said when `settle` returns, and `proved` tells when the other side has seen it."""
+    degraded: Callable[[str, str | None], None] = staticmethod(_unheard)
+    """Set by the runtime: `degraded(what, why)`, a plain call, says what does not work now; `why` None: it works again.
+
+    For what neither ends the life nor a call, such as one row that cannot be claimed.
+    """
 
     @abstractmethod
     async def receive(self, room: int) -> Sequence[Received[R]]:

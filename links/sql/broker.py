@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
+from trio.testing import MockClock
 
 from links.abc import Broker
 from links.errors import LinkRefused
@@ -24,6 +27,7 @@ __all__ = ["SqlBroker"]
 
 R = TypeVar("R")
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _LEGAL = "'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db'"
 
 
@@ -31,7 +35,7 @@ def _path(url: str) -> Path:
     """The file of a URL. Never shows more of a URL than its scheme: it may hold a password."""
     scheme, found, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not found or scheme != "sqlite":
-        other = f"one of scheme {scheme!r}" if found and scheme.isalnum() else "one without a scheme"
+        other = f"one of scheme {scheme!r}" if found and _SCHEME.fullmatch(scheme) else "one without a scheme"
         raise ValueError(f"url must be {_LEGAL}, not {other}")
     if not rest.startswith("/"):
         raise ValueError(f"url must be {_LEGAL}: there is no host in front of the path")
@@ -53,7 +57,8 @@ class SqlBroker(Broker):
     """
 
     def __init__(self, url: str, *, poll_interval: float = 1.0) -> None:
-        self._path = _path(url)
+        self.path = Path(os.path.abspath(_path(url)))  # noqa: PTH100 -- Path.absolute leaves the ".." in
+        """The file, as it was named; absolute, symbolic links in it are not followed."""
         super().__init__(url)
         self.poll_interval = seconds("poll_interval", poll_interval, zero=False)
         self._life: SqliteLife | None = None
@@ -74,12 +79,18 @@ class SqlBroker(Broker):
     ) -> None:
         """One life: open the file, report started, serve until cancelled.
 
-        Raises `LinkRefused` where there is no such file, it is no database, or may not be written; `ConnectionBroken`
-        where others keep it locked for 10 s, or the disk fails.
+        Raises `LinkRefused` where there is no such file, it is no database, or may not be written, and under a mock
+        clock; `ConnectionBroken` where others keep it locked for 10 s, the disk is full or fails, or a file of the
+        database is taken away.
 
         Cancellation: links say goodbye, then the file is closed, within `goodbye`.
         """
-        self._life = SqliteLife(self._path.absolute(), self.name)
+        if isinstance(trio.lowlevel.current_clock(), MockClock):
+            raise LinkRefused(
+                f"{self.name}: this trio.run has a mock clock, and a database answers in real time: a mock clock runs "
+                "ahead of it; test in virtual time with MemoryBroker, or without autojump_clock"
+            )
+        self._life = SqliteLife(self.path, self.name)
         await self._life.run(goodbye, self.up, task_status.started)
 
     def queue(

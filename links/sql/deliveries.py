@@ -11,7 +11,7 @@ from links.sql.sqlite_lease import BadText, LeaseForm, Row
 from settlement.attempts import attempt, header_count
 from settlement.delivery import NO_HEADERS, Delivery
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "name_of"]
 
 R = TypeVar("R")
 
@@ -26,7 +26,8 @@ def _body(payload: object) -> bytes:
             raise ValueError(f"the payload is {'NULL' if payload is None else 'a number'}, not bytes or text")
 
 
-def _name(value: object) -> str:
+def name_of(value: object) -> str:
+    """An id or a key as a text."""
     if type(value) is int:
         return str(value)
     match value:
@@ -89,8 +90,8 @@ class Reader(Generic[R]):
             attempt=before,
             redelivery_count=redeliveries,
             source=self._source,
-            id=_name(key),
-            key=None if partition is None else _name(partition),
+            id=name_of(key),
+            key=None if partition is None else name_of(partition),
         )
         return Received(delivery, (key, until, count), expires, unreadable=unreadable)
 

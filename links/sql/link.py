@@ -3,7 +3,8 @@
 Owns the rows that this life has claimed, and those that it has claimed ahead of `receive`. Every verb is a job of the
 broker's writer; what a job brings is taken in by its `then`, in trio, whether or not somebody still waits for it. A
 cancellation leaves no row behind: a claim that nobody waits for any more is given back, and the goodbye lets go the
-rest. What is shielded, and how long: the giving back of a cancelled claim, a settlement, the goodbye; each for one
+rest. A row whose verb was not applied stays held, since it is said again; what is held here is never claimed here, by
+any clock. What is shielded, and how long: the giving back of a cancelled claim, a settlement, the goodbye; each for one
 `goodbye` at most.
 
 A settlement and the next claim share one transaction and one hop: where the last claim was full, `settle` claims as
@@ -24,11 +25,13 @@ import trio
 from links.abc import Link, Order, Received, Verdict
 from links.errors import CallBroken, ConnectionBroken, NotApplied, SettlementUnknown
 from links.sql.deliveries import Reader
+from links.sql.holdings import Holdings
+from links.sql.passed_over import PassedOver
 from links.sql.rounds import Rounds
 from links.sql.sqlite_jobs import Claim, Extend, Job, LetGo, Said, Settle
-from links.sql.sqlite_lease import BadText, LeaseForm
+from links.sql.sqlite_lease import LeaseForm, Passing
 from links.sql.sqlite_writer import PATIENCE, Writer
-from links.sql.wakes import Paused, Wakes
+from links.sql.wakes import Wakes
 from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
 
 __all__ = ["SqliteLink"]
@@ -67,14 +70,14 @@ class SqliteLink(Link[R]):
         self._reader: Reader[R] = Reader(form, source)
         self._over = over
         self._subscription, self._goodbye = subscription, max(goodbye, _HOP)
-        self._held: dict[Received[R], None] = {}
+        self._rows: Holdings[R] = Holdings(form.lease)
         self._ahead: deque[Received[R]] = deque()
         self._settling: set[Received[R]] = set()
         self._extending: set[Received[R]] = set()
         self._extended = trio.Event()
-        self._late: set[Received[R]] = set()
-        """To be let go when their extension has ended."""
-        self._paused = Paused()
+        self._passed = PassedOver(subscription, form.table.name, lambda *said: self.degraded(*said))  # noqa: PLW0108 -- set later
+        self._unextended = True
+        """Are there rows whose lease could not be extended? A link before this one may have said so."""
         self._open: set[Job] = set()
         self._returning: set[LetGo] = set()
         self._full = False
@@ -98,7 +101,7 @@ class SqliteLink(Link[R]):
             if self._stopped:
                 await trio.sleep_forever()
             await self._wakes.until_due()
-            if not self._stopped and (claimed := await self._claim(room)):
+            if not self._ahead and not self._stopped and (claimed := await self._claim(room)):
                 return claimed
 
     def _take_ahead(self, room: int) -> list[Received[R]]:
@@ -112,46 +115,46 @@ class SqliteLink(Link[R]):
         while self._ahead and len(fresh) < room:
             received = self._ahead.popleft()
             (fresh if received.expires is not None and received.expires > worth else stale).append(received)
-        self._held.update(dict.fromkeys(fresh))
         self._let_go(stale)
         return fresh
 
-    async def _claim(self, room: int) -> list[Received[R]]:
-        job = Claim(self._form, room, self._paused.now(), PATIENCE)
+    def _claim_of(self, room: int, patience: float) -> Claim:
         self._wakes.look()
+        return Claim(self._form, room, Passing(self._rows.held, self._passed.now()), patience)
+
+    async def _claim(self, room: int) -> list[Received[R]]:
+        job = self._claim_of(room, PATIENCE)
         self._enter(job, partial(self._claimed, job))
         try:
             await self._writer.carry_out(job)
         except trio.Cancelled:
             job.orphan = True
-            back = self._let_go(self._received(job))
+            back = self._let_go(job.received)
             with trio.move_on_after(self._goodbye, shield=True):
                 await job.done.wait()
                 for each in [back] if back else [*self._returning]:
                     await each.done.wait()
             raise
-        claimed = self._received(job)
         if self._stopped:
-            self._let_go(claimed)
+            self._let_go(job.received)
             return []
         job.check(f"claim of {self._subscription!r}")
-        self._held.update(dict.fromkeys(claimed))
-        return claimed
+        return job.received
 
     def _claimed(self, job: Claim) -> None:
+        """Take in what a claim brought: from here on the rows are held."""
+        expires = job.sent + self._form.lease
+        job.received = [self._reader.read(row, expires) for row in job.rows]
+        for received in job.received:
+            self._rows.hold(received)
         self._full = job.error is None and job.full
-        if self._full or job.error is not None:
+        again = self._passed.learn(job)
+        for moment in again or ():
+            self._wakes.wake_at(moment)
+        if again is None or self._full or job.error is not None:
             self._wakes.wake()
         if job.orphan:
-            self._let_go(self._received(job))
-
-    def _received(self, job: Claim) -> list[Received[R]]:
-        """The rows of a claim; they are taken once."""
-        if not job.rows:
-            return []
-        rows, job.rows = job.rows, []
-        expires = job.sent + self._form.lease
-        return [self._reader.read(row, expires) for row in rows]
+            self._let_go(job.received)
 
     def stop(self) -> None:
         """Take nothing more; what was claimed ahead is given back, its attempts as they were.
@@ -180,8 +183,8 @@ class SqliteLink(Link[R]):
     async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
         """Carry out all orders in one transaction, each by itself: one that fails does not touch the others.
 
-        A locked file is waited for while the leases last, 10 s at most (but one goodbye in any case). Raises
-        `ConnectionBroken` where the file failed.
+        A row whose verb was not applied stays held, to be settled again. A locked file is waited for while the leases
+        last, 10 s at most (but one goodbye in any case). Raises `ConnectionBroken` where the file failed.
 
         Cancellation: shielded for a goodbye at most; so the verdicts are true, and a cancellation is noticed at the
         caller's next checkpoint.
@@ -194,13 +197,11 @@ class SqliteLink(Link[R]):
         try:
             while not self._extending.isdisjoint(settling):
                 if not await rounds.until(self._extended):
-                    self._let_go_late(settling)
                     why = f"an extension was still under way after {rounds.waited:.1f} s"
                     return [NotApplied(f"settlement of {self._subscription!r}: {why}") for _ in said]
             claim = None
             if self._full and not self._stopped:
-                claim = Claim(self._form, len(orders), self._paused.now(), 0.0)
-                self._wakes.look()
+                claim = self._claim_of(len(orders), 0.0)
             job = Settle(self._form, said, claim, patience)
             self._enter(job, partial(self._settled, job))
             self._writer.submit(job)
@@ -212,6 +213,7 @@ class SqliteLink(Link[R]):
         finally:
             self._settling.difference_update(settling)
         if not job.done.is_set():
+            job.alone = True
             why = f"the database has not answered within {rounds.waited:.1f} s"
             return [SettlementUnknown(f"settlement of {self._subscription!r}: {why}") for _ in said]
         if isinstance(job.error, ConnectionBroken):
@@ -223,40 +225,34 @@ class SqliteLink(Link[R]):
         ends = min((each.expires for each in settling if each.expires is not None), default=math.inf)
         return max(self._goodbye, min(PATIENCE, ends - trio.current_time() - _SPARE))
 
-    def _let_go_late(self, settling: Iterable[Received[R]]) -> None:
-        """As every row whose verb was not said; those that are being extended when their token is known again."""
-        late = self._extending.intersection(settling)
-        self._late |= late
-        self._pause([each for each in settling if each not in late], locked=True)
-
     def _settled(self, job: Settle) -> None:
         """Take in what a settlement came to, also where its caller no longer waits."""
-        failed: list[Received[R]] = []
-        for said in job.said:
-            received, verdict = said.received, said.verdict
-            if isinstance(verdict, NotApplied) and not isinstance(job.error, ConnectionBroken):
-                failed.append(received)
+        unsaid: list[Received[R]] = []
+        for said in job.items:
+            if isinstance(said.verdict, NotApplied):
+                unsaid.append(said.received)
                 continue
-            self._held.pop(received, None)
-            if verdict is None:
-                if self._paused:
-                    self._paused.forget(received.token[0])
-                if type(said.verb) is not Finish:
-                    self._wake_for(said.verb, claimed=job.claim is not None)
+            self._rows.drop(said.received)
+            if said.verdict is None and type(said.verb) is not Finish:
+                self._wake_for(said.verb, claimed=job.claim is not None)
         if job.claim is not None:
             self._claimed_ahead(job, job.claim)
-        self._pause(failed, locked=isinstance(job.error, CallBroken))
+        if job.alone and not isinstance(job.error, ConnectionBroken):  # it was called unknown: nobody says it again
+            self._let_go(unsaid)
 
     def _claimed_ahead(self, job: Settle, claim: Claim) -> None:
         claim.sent = job.sent
-        if job.error is not None or claim.error is not None:
+        if job.error is not None:
+            claim.rows = []
+        if claim.error is not None or job.error is not None:
             self._wakes.wake()
-            return
-        self._claimed(claim)
-        if self._stopped:
-            self._let_go(self._received(claim))
-        else:
-            self._ahead.extend(self._received(claim))
+        elif claim.room:  # else no place has returned, and nothing was looked at
+            self._claimed(claim)
+            if self._stopped:
+                self._let_go(claim.received)
+            elif claim.received:
+                self._ahead.extend(claim.received)
+                self._wakes.rouse()
 
     def _wake_for(self, verb: Verb, *, claimed: bool) -> None:
         match verb:
@@ -271,13 +267,6 @@ class SqliteLink(Link[R]):
             case _:
                 pass
 
-    def _pause(self, failed: Sequence[Received[R]], *, locked: bool) -> None:
-        """Rows whose verb could not be said are let go; where the verb itself is why, passed over for a while."""
-        for received in failed:
-            if not locked:
-                self._wakes.wake_at(self._paused.pause(received.token[0]))
-        self._let_go([received for received in failed if not isinstance(received.token[0], BadText)])
-
     # --- extend, let go ------------------------------------------------------------------------------------------
 
     async def extend(self, held: Sequence[Received[R]]) -> Sequence[Received[R]]:
@@ -287,9 +276,8 @@ class SqliteLink(Link[R]):
 
         Cancellation: the old expiry holds; where the thread had begun, the token moves on all the same.
         """
-        self._forget()
         busy = self._settling | self._extending
-        mine = [each for each in held if each in self._held and each not in busy]
+        mine = [each for each in held if each not in busy]
         if not mine:
             await trio.lowlevel.checkpoint()
             if self._writer.error is not None:
@@ -300,34 +288,49 @@ class SqliteLink(Link[R]):
         self._enter(job, partial(self._extension, job))
         await self._writer.carry_out(job)
         job.check(f"extension of {self._subscription!r}")
-        lost: list[Received[R]] = []
-        for received, token in zip(mine, job.tokens, strict=True):
-            if token is None:
-                lost.append(received)
-            else:
-                received.expires = job.sent + self._form.lease
-        return lost
+        return [each for each in mine if each in job.tokens and job.tokens[each] is None]
 
     def _extension(self, job: Extend) -> None:
         if job.error is None:
-            for received, token in zip(job.held, job.tokens, strict=True):
-                if token is None:
-                    self._held.pop(received, None)
-                else:
-                    received.token = token
-        self._extending.difference_update(job.held)
-        late = self._late.intersection(job.held)
-        self._late -= late
-        self._pause([each for each in late if each in self._held], locked=True)
+            self._extended_to(job)
+        self._extending.difference_update(job.items)
+        self._let_go(self._rows.left(job.items))
         done, self._extended = self._extended, trio.Event()
         done.set()
 
-    def _forget(self) -> None:
-        """Rows that were superseded and are no longer ours by any clock: their lease ended more than a lease ago."""
-        old = trio.current_time() - self._form.lease
-        for received in [each for each in self._held if each.expires is not None and each.expires < old]:
-            if received not in self._settling:
-                del self._held[received]
+    def _extended_to(self, job: Extend) -> None:
+        for received, token in job.tokens.items():
+            if token is None:
+                self._rows.drop(received)
+            else:
+                received.token = token
+                received.expires = job.sent + self._form.lease
+        if job.failed:
+            received, why = next(iter(job.failed.items()))
+            if not job.tokens:
+                job.error = CallBroken(str(why))
+                job.error.__cause__ = why
+                return
+            self.degraded(
+                "to extend each lease", f"{len(job.failed)} not extended, such as row {received.delivery.id}: {why}"
+            )
+        elif self._unextended:
+            self.degraded("to extend each lease", None)
+        self._unextended = bool(job.failed)
+
+    def forget(self, received: Received[R]) -> None:
+        """Nothing will be said for this one: let it go, at once where its lease is more than half.
+
+        Else with the goodbye, unless the lease ends first: a handler that was cancelled may not have ended yet.
+        """
+        if received not in self._rows:
+            return
+        if received in self._extending:  # then, by its new token
+            self._rows.leave([received])
+        elif received.expires is not None and received.expires > trio.current_time() + self._form.lease / 2:
+            self._let_go([received])
+        else:
+            self._rows.leave([received])
 
     async def give_back(self, unsettled: Sequence[Received[R]]) -> None:
         """Let the leases go, the attempts as they were before the claim where no handler was called.
@@ -338,11 +341,15 @@ class SqliteLink(Link[R]):
         """
         while any(each in self._extending for each in unsettled):
             await self._extended.wait()
-        mine = [each for each in unsettled if each in self._held and each not in self._settling]
+        mine = [each for each in unsettled if each in self._rows and each not in self._settling]
         if mine:
+            self._rows.leave(mine)
             job = self._letting_go(mine)
             await self._writer.carry_out(job)
             job.check(f"giving back of {self._subscription!r}")
+            for received, why in job.failed.items():
+                where = f"giving back of {self._subscription!r}, row {received.delivery.id}"
+                raise CallBroken(f"{where}: {why}") from why
 
     def _letting_go(self, held: Sequence[Received[R]]) -> LetGo:
         job = LetGo(self._form, held, PATIENCE)
@@ -355,7 +362,7 @@ class SqliteLink(Link[R]):
             return None
         job = self._letting_go(held)
         self._returning.add(job)
-        self._held.update(dict.fromkeys(held))
+        self._rows.leave(held)
         self._writer.submit(job)
         return job
 
@@ -363,9 +370,10 @@ class SqliteLink(Link[R]):
         self._returning.discard(job)
         if job.error is not None:
             return
-        for received in job.held:
-            self._held.pop(received, None)
-        if not self._stopped:
+        for received in job.items:
+            if received not in job.failed:
+                self._rows.drop(received)
+        if not self._stopped and len(job.failed) < len(job.items):
             self._wakes.wake()
 
     async def say_goodbye(self) -> None:
@@ -377,15 +385,16 @@ class SqliteLink(Link[R]):
         with trio.move_on_after(self._goodbye, shield=True):
             while self._open:
                 await next(iter(self._open)).done.wait()
-            if self._held:
-                job = self._letting_go([*self._held])
+            if held := self._rows.all:
+                self._rows.leave(held)
+                job = self._letting_go(held)
                 self._writer.submit(job)
                 await job.done.wait()
-        if self._held:
+        if left := len(self._rows):
             _log.warning(
                 "%r could not let go %d rows; they come back when their lease ends, within %g s",
                 self._subscription,
-                len(self._held),
+                left,
                 self._form.lease,
             )
 

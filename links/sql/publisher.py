@@ -21,6 +21,8 @@ __all__ = ["SqlPublisher"]
 class SqlPublisher(Publisher):
     """Publishes to one table, and there to one group; made by `SqlBroker.publisher`."""
 
+    broker: SqlBroker
+
     def __init__(self, broker: SqlBroker, table: Table[Any], group: str | None) -> None:
         self.broker = self._broker = broker
         self.table, self.group = table, group
@@ -36,8 +38,8 @@ class SqlPublisher(Publisher):
         In row mode the body is a JSON object of the row's columns.
 
         Raises `PublishNotAccepted`, with nothing written, where the table cannot hold a header, the key or a delay, a
-        constraint refuses the row, the letter is none, or others keep the file locked for 10 s; else as
-        `Publisher.publish`.
+        constraint refuses the row or a trigger ignores it, the letter is none, the disk is full, or others keep the
+        file locked for 10 s; else as `Publisher.publish`.
 
         Cancellation: the row was inserted or not; one that had not begun was not.
         """
@@ -60,7 +62,7 @@ class SqlPublisher(Publisher):
         return await self._insert([(id, Letter(body, headers, key))], once=True) > 0
 
     async def publish_many(self, letters: Sequence[Letter | bytes]) -> None:
-        """Publish all in one transaction, or none. Raises as `send`.
+        """Publish all in one transaction, or none. Raises as `send`, saying which of the letters was not accepted.
 
         Cancellation: all were inserted or none.
         """
@@ -68,11 +70,12 @@ class SqlPublisher(Publisher):
             await self._insert([(None, each if isinstance(each, Letter) else Letter(each)) for each in letters])
 
     async def _insert(self, letters: Sequence[tuple[Any, Letter]], *, once: bool = False) -> int:
-        for _, letter in letters:
+        for number, (_, letter) in enumerate(letters, 1):
             try:
                 check_letter(letter)
             except ValueError as mistake:
-                raise PublishNotAccepted(f"{self.name!r}: {mistake}") from None
+                which = f", letter {number} of {len(letters)}" if len(letters) > 1 else ""
+                raise PublishNotAccepted(f"{self.name!r}{which}: {mistake}") from None
         while True:
             await self._broker.until_up()
             job = Insert(self._inserter, letters, PATIENCE, once=once)
@@ -85,12 +88,12 @@ class SqlPublisher(Publisher):
                     continue  # it has not begun: the next life may carry it out
                 case ConnectionBroken() as error:
                     raise LinkBroken(f"{self.name!r}: {error}; the row may be there or not") from error
-                case PublishNotAccepted() as error:
+                case PublishNotAccepted() as error if not job.which:
                     raise error
                 case CallBroken() as error:
                     raise PublishNotAccepted(f"{self.name!r}: {error}") from None
                 case error:
-                    raise PublishNotAccepted(f"{self.name!r}: {error}") from error
+                    raise PublishNotAccepted(f"{self.name!r}{job.which}: {error}") from error
 
     def _inserted(self, job: Insert) -> None:
         if job.error is None and job.inserted:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import trio
+
 from links.abc import Link, Lost, Source
-from links.errors import CallBroken, LinkBroken
+from links.errors import CallBroken, LinkBroken, LinkRefused
 from links.sql.link import SqliteLink
+from links.sql.publisher import SqlPublisher
 from links.sql.sqlite_jobs import Call
 from links.sql.sqlite_lease import LeaseForm
 from links.sql.sqlite_schema import Schema, inspect, name_in_file
@@ -76,12 +81,36 @@ class SqlQueue(Source[R]):
     def check(self, policy: Policy) -> None:
         """Refuse, by `ValueError`, half a cap, a cap that nothing counts, and a dead letter that is this queue."""
         sql.check(self._facts, policy)
-        if isinstance(policy.dead_letter, str):
-            dead, own = policy.dead_letter, self.name
-            if self.table.group is None:
-                dead, own = name_in_file(dead), name_in_file(own)
-            if dead == own:
-                raise ValueError(f"dead_letter must be another queue than {self.name!r} itself")
+        to = policy.dead_letter
+        if isinstance(to, SqlPublisher):
+            itself = self._is_fed_by(to) and to.broker.path == self._broker.path
+        elif isinstance(to, str) and self.table.group is None:
+            itself = name_in_file(to) == name_in_file(self.name)
+        else:
+            itself = to == self.name
+        if itself:
+            raise ValueError(f"dead_letter must be another queue than {self.name!r} itself")
+
+    def _is_fed_by(self, publisher: SqlPublisher) -> bool:
+        """Would its rows be this queue's, if it were in the same file?"""
+        same = name_in_file(publisher.table.name) == name_in_file(self.table.name)
+        return same and (self.table.group is None or publisher.group == self.group)
+
+    async def _refuse_itself(self, subscription: str, policy: Policy) -> None:
+        """Raise `LinkRefused` where the dead letter is this queue, in the same file by another name of it.
+
+        Cancellation: a thread that asks the disk is left alone.
+        """
+        to = policy.dead_letter
+        if not isinstance(to, SqlPublisher) or not self._is_fed_by(to):
+            return
+        limiter = trio.CapacityLimiter(1)  # a thread that hangs shall not take one of everybody's
+        look = partial(_is_one_file, self._broker.path, to.broker.path)
+        if await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=limiter):
+            raise LinkRefused(
+                f"subscription {subscription!r}, table {self.table.name!r}: the dead letter {to.name!r} on "
+                f"{to.broker.name} is this queue itself, by another name of its file; give it a table of its own"
+            )
 
     @asynccontextmanager
     async def attach(
@@ -103,6 +132,7 @@ class SqlQueue(Source[R]):
         Cancellation: rows that were claimed are let go, shielded and within `goodbye`.
         """
         await self._broker.until_up()
+        await self._refuse_itself(subscription, policy)
         life = self._broker.life
         wakes = Wakes(self._poll_interval)
         with life.link(), self._broker.attached(self.table, self.group, subscription, wakes):
@@ -130,3 +160,11 @@ class SqlQueue(Source[R]):
                 yield link
             finally:
                 await link.say_goodbye()  # noqa: ASYNC102 -- it shields itself, with a deadline
+
+
+def _is_one_file(one: Path, other: Path) -> bool:
+    """Are these one file, by whatever names?"""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False

@@ -9,7 +9,6 @@ A call that hangs is not waited for: `close` leaves the connection to it, and it
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import stat
 import threading
@@ -17,11 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from links.errors import LinkRefused
+from links.errors import ConnectionBroken, LinkRefused
 from links.sql import sqlite_times
-from links.sql.sqlite_codes import is_busy, is_fatal, primary_code
+from links.sql.sqlite_codes import is_busy, is_fatal, is_weather, primary_code
 from links.sql.sqlite_jobs import Job, Work
 from links.sql.sqlite_lease import text
+from links.sql.sqlite_watch import Watch
 
 __all__ = ["Busy", "Connection", "Fatal"]
 
@@ -43,7 +43,7 @@ class Connection:
     def __init__(self, path: Path, name: str, synchronous: Literal["NORMAL", "FULL"]) -> None:
         self._path, self._name, self._synchronous = path, name, synchronous
         self._connection: sqlite3.Connection | None = None
-        self._file = (0, 0)
+        self._watch: Watch | None = None
         self._lock = threading.Lock()
         """For the two flags."""
         self._used = False
@@ -70,7 +70,11 @@ class Connection:
             self._shut()
 
     def open(self) -> None:
-        """Open the file, which must exist. Raises `LinkRefused`; `Busy` where another connection holds it."""
+        """Open the file, which must exist.
+
+        Raises `LinkRefused`; `ConnectionBroken` where its disk is full or fails; `Busy` where another connection holds
+        it.
+        """
         self._enter()
         try:
             self._connect()
@@ -101,24 +105,30 @@ class Connection:
             connection.text_factory = text
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-                if mode != "wal":
-                    raise LinkRefused(f"{self._name}: the file cannot be put into WAL mode, it stays in {mode}")
+                stays = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                if stays != "wal":
+                    raise LinkRefused(f"{self._name}: the file cannot be put into WAL mode, it stays in {stays}")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute("BEGIN IMMEDIATE")
             # on a file that cannot be written BEGIN IMMEDIATE is a read transaction, silently: only a write tells
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             connection.execute(f"PRAGMA user_version = {version}")
             connection.execute("ROLLBACK")
+            watch = Watch(self._path, (found.st_dev, found.st_ino))
         except sqlite3.Error as error:
             connection.close()
             if is_busy(error):
                 raise Busy from None
+            if is_weather(error):
+                raise ConnectionBroken(f"{self._name}: {error}") from error
             raise self._refused(error) from error
+        except OSError as error:
+            connection.close()
+            raise ConnectionBroken(f"{self._name}: taken away while it was opened: {error.strerror}") from error
         except BaseException:
             connection.close()
             raise
-        self._connection, self._file = connection, (found.st_dev, found.st_ino)
+        self._connection, self._watch = connection, watch
 
     def _refused(self, error: sqlite3.Error) -> LinkRefused:
         match primary_code(error):
@@ -149,25 +159,28 @@ class Connection:
             raise
         except Exception as error:  # noqa: BLE001 -- a mistake in one job must not end the others
             parts = [part for job in jobs for part in job.parts()]
-            if len(parts) == 1:
+            if len(parts) == 1 and not parts[0].learned():
                 jobs[0].fail(error)
                 return
             for part in parts:
                 self._alone(part)
 
     def _alone(self, part: Work) -> None:
-        try:
-            self._together([part])
-        except Busy:
-            part.fail(TimeoutError("another process holds the lock of the file"))
-        except Fatal:
-            raise
-        except Exception as error:  # noqa: BLE001 -- as above
-            part.fail(error)
+        while True:
+            try:
+                self._together([part])
+            except Busy:
+                part.fail(TimeoutError("another process holds the lock of the file"))
+            except Fatal:
+                raise
+            except Exception as error:  # noqa: BLE001 -- as above
+                if part.learned():
+                    continue
+                part.fail(error)
+            return
 
     def _together(self, works: Sequence[Work]) -> None:
         connection = self._open
-        self._look()
         try:
             connection.execute("BEGIN IMMEDIATE")
             now = sqlite_times.now()
@@ -180,18 +193,14 @@ class Connection:
                     connection.execute("ROLLBACK")
             if is_busy(error):
                 raise Busy from None  # noqa: ASYNC104 -- in a thread, where nothing is ever cancelled
-            if is_fatal(error):
+            if is_fatal(error) or connection.in_transaction:
                 raise Fatal(str(error)) from error  # noqa: ASYNC104 -- as above
             raise
+        self._look()  # after COMMIT: what went into files that nobody will find is confirmed to nobody
 
     def _look(self) -> None:
-        """In WAL mode SQLite does not notice that its file was taken away: it would confirm what is lost."""
-        try:
-            found = os.stat(self._path)  # noqa: PTH116 -- half the price of Path.stat, and this is every hop
-        except OSError as error:
-            raise Fatal(f"the file is gone: {error.strerror}") from error
-        if (found.st_dev, found.st_ino) != self._file:
-            raise Fatal("the file was replaced by another")
+        if self._watch is not None and (why := self._watch.look()) is not None:
+            raise Fatal(why)
 
     def interrupt(self) -> None:
         """End the statement that runs, from another thread."""

@@ -17,8 +17,9 @@ from links.errors import PublishNotAccepted
 from links.sql.headers import dump, load_row
 from links.sql.sqlite_codes import BINDING
 from links.sql.sqlite_jobs import Job
+from links.sql.sqlite_lease import Ignored
 from links.sql.sqlite_schema import Schema, read_schema
-from links.sql.sqlite_statements import insert
+from links.sql.sqlite_statements import insert, quote, quote_table
 from links.sql.sqlite_times import later
 from links.sql.table import Table
 from settlement.delivery import Letter
@@ -35,7 +36,10 @@ class Inserter:
     _schema: Schema | None = None
 
     def insert(self, connection: sqlite3.Connection, now: int, letter: Letter, key: Any, *, once: bool) -> bool:
-        """Insert one row; `once`: False where the id is there already. Raises `PublishNotAccepted`."""
+        """Insert one row; `once`: False where the id is there already.
+
+        Raises `PublishNotAccepted`, and `Ignored` where the database has written no row.
+        """
         schema = self._schema or read_schema(connection, self.table.name)
         if schema is None:
             raise PublishNotAccepted(f"there is no table {self.table.name!r}")
@@ -49,8 +53,14 @@ class Inserter:
             if not connection.in_transaction:
                 raise
             raise PublishNotAccepted(f"table {self.table.name!r}: {error}") from error
+        if not touched and not (once and self._is_there(connection, key)):
+            raise Ignored(f"table {self.table.name!r}: no row was written: a trigger has ignored it")
         self._schema = schema
         return touched
+
+    def _is_there(self, connection: sqlite3.Connection, key: Any) -> bool:
+        text = f"SELECT 1 FROM {quote_table(self.table.name)} WHERE {quote(self.table.id)} = ?"  # noqa: S608
+        return connection.execute(text, (key,)).fetchone() is not None
 
     def _row(self, schema: Schema, now: int, letter: Letter, key: Any) -> dict[str, Any]:
         table = self.table
@@ -117,10 +127,17 @@ class Insert(Job):
         super().__init__(patience)
         self._inserter, self._letters, self._once = inserter, letters, once
         self.inserted = 0
+        self.number = 0
+        """Which letter it was at, from 1; 0: at none."""
+
+    @property
+    def which(self) -> str:
+        """The letter that it was at, where there is more than one."""
+        return f", letter {self.number} of {len(self._letters)}" if self.number else ""
 
     def work(self, connection: sqlite3.Connection, now: int) -> None:
         """Insert; more than one stand in a savepoint."""
-        self.inserted = 0
+        self.inserted = self.number = 0
         if len(self._letters) == 1:
             key, letter = self._letters[0]
             self.inserted = int(self._inserter.insert(connection, now, letter, key, once=self._once))
@@ -128,10 +145,12 @@ class Insert(Job):
         connection.execute("SAVEPOINT letters")
         try:
             for key, letter in self._letters:
+                self.number += 1
                 self.inserted += self._inserter.insert(connection, now, letter, key, once=self._once)
         except (PublishNotAccepted, *BINDING):
             if connection.in_transaction:
                 connection.execute("ROLLBACK TO letters")
                 connection.execute("RELEASE letters")
             raise
+        self.number = 0
         connection.execute("RELEASE letters")

@@ -15,10 +15,10 @@ import trio
 from links.abc import Received, Verdict
 from links.errors import CallBroken, LeaseLost, LinkError, NotApplied
 from links.sql.sqlite_codes import BINDING, is_busy, is_fatal
-from links.sql.sqlite_lease import LeaseForm, Row, Token
+from links.sql.sqlite_lease import Ignored, LeaseForm, Passing, Row, Token
 from settlement.sql import Verb
 
-__all__ = ["Call", "Claim", "Extend", "Job", "LetGo", "Said", "Settle", "Work"]
+__all__ = ["Call", "Claim", "Each", "Extend", "Job", "LetGo", "Said", "Settle", "Work"]
 
 T = TypeVar("T")
 
@@ -33,6 +33,10 @@ class Work(Protocol):
 
     def run(self, connection: sqlite3.Connection, now: int) -> None:
         """Carry it out in the transaction that is open. Raises only what ends the whole transaction."""
+        ...
+
+    def learned(self) -> bool:
+        """May it be run again after an error, since it goes round what has failed? Asked after each try."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -90,6 +94,10 @@ class Job:
         """The same work in pieces that can stand in a transaction each."""
         return [self]
 
+    def learned(self) -> bool:
+        """Run again, it would fail again."""
+        return False
+
     def fail(self, error: BaseException) -> None:
         """It was not carried out."""
         self.error = error
@@ -124,18 +132,27 @@ class Call(Job, Generic[T]):
 class Claim(Job):
     """Lease rows."""
 
-    def __init__(self, form: LeaseForm, room: int, paused: Sequence[Any], patience: float) -> None:
+    def __init__(self, form: LeaseForm, room: int, passing: Passing, patience: float) -> None:
         super().__init__(patience)
-        self._form, self._paused = form, paused
+        self._form = form
+        self.passing = passing
         self.room = room
         self.rows: list[Row] = []
+        self.received: list[Received[Any]] = []
+        """What the rows were read as, when they have landed."""
         self.orphan = False
         """Nobody waits for the rows any more."""
+        self._failures = 0
 
     def work(self, connection: sqlite3.Connection, now: int) -> None:
         """Claim."""
         self.rows = []
-        self.rows = self._form.claim(connection, now, self.room, self._paused)
+        self.rows = self._form.claim(connection, now, self.room, self.passing)
+
+    def learned(self) -> bool:
+        """A row that ended its transaction is passed over by the next try."""
+        before, self._failures = self._failures, len(self.passing.failed)
+        return self._failures > before
 
     def fail(self, error: BaseException) -> None:
         """Nothing was claimed, whatever a try before found."""
@@ -148,6 +165,64 @@ class Claim(Job):
         return len(self.rows) >= self.room
 
 
+class Each(Job, Generic[T]):
+    """The same for each of several deliveries; one that fails does not touch the others."""
+
+    def __init__(self, form: LeaseForm, items: Sequence[T], patience: float) -> None:
+        super().__init__(patience)
+        self._form = form
+        self.items = items
+
+    def run(self, connection: sqlite3.Connection, now: int) -> None:
+        """Carry out each by itself. Raises only what ends the whole transaction."""
+        self.error = None
+        for item in self.items:
+            self.run_one(item, connection, now)
+
+    def run_one(self, item: T, connection: sqlite3.Connection, now: int) -> None:
+        """Carry out one. Raises only what ends the whole transaction."""
+        try:
+            self.one(item, connection, now)
+        except BINDING as error:
+            if not is_its_own(error, connection):
+                raise
+            self.refuse(item, error)
+
+    def one(self, item: T, connection: sqlite3.Connection, now: int) -> None:
+        """The statements for one. Raises `Ignored` where its row is there and was not touched."""
+        raise NotImplementedError
+
+    def refuse(self, item: T, error: BaseException) -> None:
+        """This one was not carried out."""
+        raise NotImplementedError
+
+    def parts(self) -> Sequence[Work]:
+        """Each alone."""
+        return [_Piece(self, item) for item in self.items]
+
+    def fail(self, error: BaseException) -> None:
+        """None was carried out."""
+        super().fail(error)
+        for item in self.items:
+            self.refuse(item, error)
+
+
+class _Piece(Generic[T]):
+    """One of an `Each`, in a transaction of its own; made in the thread."""
+
+    def __init__(self, whole: Each[T], item: T) -> None:
+        self._whole, self._item = whole, item
+
+    def run(self, connection: sqlite3.Connection, now: int) -> None:
+        self._whole.run_one(self._item, connection, now)
+
+    def learned(self) -> bool:
+        return False
+
+    def fail(self, error: BaseException) -> None:
+        self._whole.refuse(self._item, error)
+
+
 class Said:
     """One verb for one delivery, and what came of it."""
 
@@ -158,37 +233,33 @@ class Said:
         self.verdict: Verdict = None
 
 
-class Settle(Job):
+class Settle(Each[Said]):
     """Say verbs, then claim where the link has room: one transaction, one hop."""
 
     def __init__(self, form: LeaseForm, said: Sequence[Said], claim: Claim | None, patience: float) -> None:
-        super().__init__(patience)
-        self._form = form
-        self.said, self.claim = said, claim
+        super().__init__(form, said, patience)
+        self.claim = claim
+        self.alone = False
+        """Nobody waits for the verdicts any more."""
 
     def run(self, connection: sqlite3.Connection, now: int) -> None:
         """Say each verb; one that fails is one verdict. The claim comes last, so it may find what was put back."""
-        self.error = None
-        for said in self.said:
-            self.say(said, connection, now)
+        super().run(connection, now)
         if self.claim is not None:
-            self.claim.run(connection, now)
+            _Ahead(self, self.claim).run(connection, now)
 
-    def say(self, said: Said, connection: sqlite3.Connection, now: int) -> None:
-        """Say one verb. Raises only what ends the whole transaction."""
-        try:
-            touched = self._form.say(connection, now, said.received.token, said.verb)
-        except BINDING as error:
-            if not is_its_own(error, connection):
-                raise
-            self.refuse(said, error)
-        else:
-            said.verdict = None if touched else self._lost(said)
+    def one(self, item: Said, connection: sqlite3.Connection, now: int) -> None:
+        """Say one verb."""
+        item.verdict = None
+        if not self._form.say(connection, now, item.received.token, item.verb):
+            if self._form.holds(connection, item.received.token):
+                raise Ignored("it touched no row, although the lease is ours: a trigger has ignored it")
+            item.verdict = self._lost(item)
 
-    def refuse(self, said: Said, error: BaseException) -> None:
+    def refuse(self, item: Said, error: BaseException) -> None:
         """This verb was not said."""
-        said.verdict = NotApplied(f"{self._where(said)}: {error}")
-        said.verdict.__cause__ = error
+        item.verdict = NotApplied(f"{self._where(item)}: {error}")
+        item.verdict.__cause__ = error
 
     def _where(self, said: Said) -> str:
         delivery = said.received.delivery
@@ -197,57 +268,77 @@ class Settle(Job):
         )
 
     def _lost(self, said: Said) -> LeaseLost:
-        return LeaseLost(f"{self._where(said)}: the lease was lost, the row belongs to a later claim")
+        return LeaseLost(
+            f"{self._where(said)}: the lease was lost: the row is gone, or was claimed or changed by somebody else"
+        )
 
     def parts(self) -> Sequence[Work]:
         """Each verb alone, and the claim."""
-        pieces: list[Work] = [_Piece(self, said) for said in self.said]
-        return pieces if self.claim is None else [*pieces, self.claim]
+        pieces = super().parts()
+        return pieces if self.claim is None else [*pieces, _Ahead(self, self.claim)]
 
-    def fail(self, error: BaseException) -> None:
-        """None of the verbs was said."""
-        super().fail(error)
-        for said in self.said:
-            self.refuse(said, error)
+    @property
+    def places(self) -> int:
+        """How many places under the limit return: a verb that was not applied keeps its own."""
+        return sum(not isinstance(said.verdict, NotApplied) for said in self.items)
 
 
-class _Piece:
-    """One verb of a `Settle`, in a transaction of its own; made in the thread."""
+class _Ahead:
+    """The claim of a settlement: for as many as have left."""
 
-    def __init__(self, whole: Settle, said: Said) -> None:
-        self._whole, self._said = whole, said
+    def __init__(self, whole: Settle, claim: Claim) -> None:
+        self._whole, self._claim = whole, claim
 
     def run(self, connection: sqlite3.Connection, now: int) -> None:
-        self._whole.say(self._said, connection, now)
+        self._claim.room = self._whole.places
+        self._claim.rows = []
+        if self._claim.room:
+            self._claim.run(connection, now)
+
+    def learned(self) -> bool:
+        return self._claim.learned()
 
     def fail(self, error: BaseException) -> None:
-        self._whole.refuse(self._said, error)
+        self._claim.fail(error)
 
 
-class Extend(Job):
+class Extend(Each[Received[Any]]):
     """Lease rows again."""
 
     def __init__(self, form: LeaseForm, held: Sequence[Received[Any]], patience: float) -> None:
-        super().__init__(patience)
-        self._form = form
-        self.held = held
-        self.tokens: list[Token | None] = []
-        """One per delivery: the new token, or None where the lease was lost."""
+        super().__init__(form, held, patience)
+        self.tokens: dict[Received[Any], Token | None] = {}
+        """The new token, or None where the lease was lost; what failed has none."""
+        self.failed: dict[Received[Any], BaseException] = {}
 
-    def work(self, connection: sqlite3.Connection, now: int) -> None:
-        """Extend each."""
-        self.tokens = [self._form.extend(connection, now, received.token) for received in self.held]
+    def one(self, item: Received[Any], connection: sqlite3.Connection, now: int) -> None:
+        """Extend one."""
+        self.failed.pop(item, None)
+        token = self._form.extend(connection, now, item.token)
+        if token is None and self._form.holds(connection, item.token):
+            raise Ignored("the lease was not extended: a trigger has ignored it")
+        self.tokens[item] = token
+
+    def refuse(self, item: Received[Any], error: BaseException) -> None:
+        """The old lease holds."""
+        self.tokens.pop(item, None)
+        self.failed[item] = error
 
 
-class LetGo(Job):
+class LetGo(Each[Received[Any]]):
     """Let leases go; the attempt stays counted where a handler was called, else it is as before the claim."""
 
     def __init__(self, form: LeaseForm, held: Sequence[Received[Any]], patience: float) -> None:
-        super().__init__(patience)
-        self._form = form
-        self.held = held
+        super().__init__(form, held, patience)
+        self.failed: dict[Received[Any], BaseException] = {}
 
-    def work(self, connection: sqlite3.Connection, now: int) -> None:  # noqa: ARG002 -- no time is written
-        """Let each go."""
-        for received in self.held:
-            self._form.let_go(connection, received.token, counted=received.started)
+    def one(self, item: Received[Any], connection: sqlite3.Connection, now: int) -> None:  # noqa: ARG002 -- no time
+        """Let one go."""
+        self.failed.pop(item, None)
+        gone = self._form.let_go(connection, item.token, counted=item.started)
+        if not gone and self._form.holds(connection, item.token):
+            raise Ignored("the lease was not let go: a trigger has ignored it")
+
+    def refuse(self, item: Received[Any], error: BaseException) -> None:
+        """Its lease ends by itself."""
+        self.failed[item] = error

@@ -7,20 +7,22 @@ statement that fails undoes itself; the move to another table takes two and stan
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any, TypeAlias
+from collections.abc import Container, Sized
+from typing import Any, Protocol, TypeAlias
 
+import attrs
+
+from links.sql.sqlite_codes import BINDING, is_of_the_row
 from links.sql.sqlite_schema import Schema
 from links.sql.sqlite_statements import Statements
 from links.sql.sqlite_times import later
 from links.sql.table import Table
 from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
 
-__all__ = ["BadText", "LeaseForm", "Row", "Token", "text"]
+__all__ = ["BadText", "Held", "Ignored", "LeaseForm", "Passing", "Row", "Token", "text"]
 
 Row: TypeAlias = tuple[Any, ...]
-"""What a claim returns: id, locked_until, attempt after the claim, payload, headers, key, and what the order needs."""
+"""What a claim returns: id, locked_until, attempt after the claim, payload, headers, key, and in row mode the row."""
 
 Token: TypeAlias = tuple[Any, Any, Any]
 """(id, locked_until, attempt), as they are stored; attempt is None where the table has none (DESIGN 6)."""
@@ -40,6 +42,43 @@ def text(value: bytes) -> str | BadText:
         return BadText(value)
 
 
+class Ignored(Exception):
+    """A statement touched no row, and the row was there: a trigger had its say. The transaction is undone."""
+
+
+class Held(Container[Any], Sized, Protocol):
+    """The ids that this process holds. Asked in the thread, changed in trio, where no hop is under way."""
+
+
+@attrs.define(eq=False)
+class Passing:
+    """The rows that one claim passes over, and those that it could not lease."""
+
+    held: Held
+    """By the row's own lease they are not to be had; by a clock that was set forward they are (DESIGN 6)."""
+    over: frozenset[Any]
+    """Those that could not be leased a short while ago."""
+    most: int = 500
+    """How many may fail; then the claim ends with what it has."""
+    failed: dict[Any, BaseException] = attrs.Factory(dict[Any, BaseException])
+    complete: bool = False
+    """Was every row that is due looked at?"""
+
+    def passes(self, key: Any) -> bool:
+        """Not this one?"""
+        return key in self.held or key in self.over or key in self.failed
+
+    @property
+    def size(self) -> int:
+        """How many there may be in front of the next row."""
+        return len(self.held) + len(self.over) + len(self.failed)
+
+    @property
+    def enough(self) -> bool:
+        """Have too many failed?"""
+        return len(self.failed) >= self.most
+
+
 class LeaseForm:
     """The verbs for one queue of one table."""
 
@@ -50,31 +89,58 @@ class LeaseForm:
         self._lock = schema.encoder(table.locked_until)
         self._due = schema.encoder(table.retry_after)
         self._finished = schema.encoder(table.processed_at)
-        ordering = len(self.texts.order) - 1
-        self._key: Callable[[Row], Any] = itemgetter(*range(6, 6 + ordering), 0)
-        self.row_starts = 6 + ordering
+        self.row_starts = 6
         self._last = 0
 
-    def claim(self, connection: sqlite3.Connection, now: int, room: int, paused: Sequence[Any]) -> list[Row]:
-        """Lease up to `room` due rows, but for those ids that are `paused`; in the queue's order."""
-        values: dict[str, Any] = {
-            "now": self._lock(now),
-            "due": self._due(now),
-            "expiry": self._lock(self._expiry(now)),
-            "group": self.group,
-            "room": room,
-        }
-        statement = self.texts.claim
-        if paused:
-            statement = self.texts.claim_without(len(paused))
-            values.update((f"paused{number}", key) for number, key in enumerate(paused))
-        rows = connection.execute(statement, values).fetchall()
-        if len(rows) > 1:
-            try:
-                rows.sort(key=self._key)
-            except TypeError:  # ids of several types in one column
-                rows.sort(key=lambda row: [_rank(value) for value in (*row[6 : self.row_starts], row[0])])
-        return rows
+    def claim(self, connection: sqlite3.Connection, now: int, room: int, passing: Passing) -> list[Row]:
+        """Lease up to `room` due rows in the queue's order, but for those that are passed over.
+
+        Row by row: one that cannot be leased is `passing`'s, and the claim goes on behind it. Raises what says nothing
+        of a row, and what has ended the transaction.
+        """
+        due: dict[str, Any] = {"now": self._lock(now), "due": self._due(now), "group": self.group}
+        expiry = self._lock(self._expiry(now))
+        taken: list[Row] = []
+        passing.complete = False
+        look = room
+        while True:
+            found = connection.execute(self.texts.claim, {**due, "room": look}).fetchall()
+            for row in found:
+                if passing.passes(row[0]):
+                    continue
+                if len(taken) == room or passing.enough:
+                    return taken
+                if (got := self._take(connection, row, due["now"], expiry, passing)) is not None:
+                    taken.append(got)
+            if len(found) < look:
+                passing.complete = True
+                return taken
+            if len(taken) == room:
+                return taken
+            # those that were leased are not found again, those that are passed over may all stand in front
+            look = min(2 * look, room - len(taken) + passing.size)
+
+    def _take(
+        self, connection: sqlite3.Connection, row: tuple[Any, ...], now: Any, expiry: Any, passing: Passing
+    ) -> Row | None:
+        """Lease this row and read its token back as it is stored; None: it cannot be leased."""
+        key, attempt = row[:2]
+        texts = self._odd_texts if isinstance(key, BadText) else self.texts
+        values = {"id": key, "attempt": attempt, "expiry": expiry, "now": now}
+        try:
+            touched = connection.execute(texts.take, values).rowcount > 0
+            token = connection.execute(texts.taken, values).fetchone() if touched else None
+        except BINDING as error:
+            if not is_of_the_row(error):
+                raise
+            passing.failed[key] = error
+            if not connection.in_transaction:
+                raise
+            return None
+        if token is None:
+            passing.failed[key] = Ignored("a trigger has ignored the lease, or taken it back")
+            return None
+        return (key, *token, *row[2:])
 
     def _expiry(self, now: int) -> int:
         """The expiry of a claim at `now`; no claim of the last second had it, so that two claims of a row differ.
@@ -114,8 +180,8 @@ class LeaseForm:
         connection.execute("SAVEPOINT move")
         try:
             touched = connection.execute(texts.copy(to, self.schema.stored), values).rowcount > 0
-            if touched:
-                connection.execute(texts.delete, values)
+            if touched and connection.execute(texts.delete, values).rowcount == 0:
+                raise Ignored("the row was copied, and a trigger has ignored its DELETE")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK TO move")
@@ -129,6 +195,12 @@ class LeaseForm:
         expiry = self._lock(later(now, self.lease))
         return (token[0], expiry, token[2]) if self._touch(connection, "extend", token, expiry) else None
 
+    def holds(self, connection: sqlite3.Connection, token: Token) -> bool:
+        """Is the token still there? A statement that touched nothing does not say why."""
+        texts = self._odd_texts if isinstance(token[0], BadText) else self.texts
+        values = {"id": token[0], "token": token[1], "attempt": token[2]}
+        return connection.execute(texts.holds, values).fetchone() is not None
+
     def let_go(self, connection: sqlite3.Connection, token: Token, *, counted: bool) -> bool:
         """Let the lease go; not `counted`: the attempt is what it was before the claim. False: it was lost."""
         return self._touch(connection, "release" if counted else "give_back", token, None)
@@ -137,16 +209,3 @@ class LeaseForm:
         texts = self._odd_texts if isinstance(token[0], BadText) else self.texts
         values = {"id": token[0], "token": token[1], "attempt": token[2], "expiry": expiry}
         return connection.execute(getattr(texts, event), values).rowcount > 0
-
-
-def _rank(value: object) -> tuple[int, Any]:
-    """SQLite's order between types: numbers, texts, blobs."""
-    match value:
-        case int() | float():
-            return 0, value
-        case str():
-            return 1, value.encode("utf-8", "surrogatepass")
-        case BadText():
-            return 1, bytes(value)
-        case _:
-            return 2, value

@@ -30,10 +30,16 @@ class Statements:
     """Every text for one table; one whose column the table has not is empty."""
 
     claim: str
-    """Lease up to `:room` due rows until `:expiry`; binds `:now` and `:due` (now, as retry_after holds it), `:group`.
+    """Up to `:room` due rows in the queue's order; binds `:now` and `:due` (now, as retry_after holds it), `:group`.
 
-    Returns id, token, attempt, payload, headers, key, what else it was ordered by, and in row mode the whole row.
+    Gives id, attempt after the claim, payload, headers, key, and in row mode the whole row.
     """
+    take: str
+    """Lease one of them until `:expiry`, its attempt being `:attempt`."""
+    taken: str
+    """Its token as it is stored, if it is leased at `:now`: a trigger may have had its say."""
+    holds: str
+    """One row if the token is still there."""
     finish: str
     """Mark as processed at `:finished`, or delete."""
     release: str
@@ -60,16 +66,25 @@ class Statements:
             raise ValueError(f"{table.name!r} has no locked_until column, and SQLite has the lease form alone")
         self.table, self.columns, self.nullable = table, columns, nullable
         self._name, self._id, self._lock = quote_table(table.name), quote(table.id), quote(table.locked_until)
-        self._mine = f"WHERE {self._id} = {id_value} AND {self._lock} = :token"
-        free = back = f"UPDATE {self._name} SET {self._lock} = NULL"
+        row = f"WHERE {self._id} = {id_value}"
+        self._mine = f"{row} AND {self._lock} = :token"
+        update = f"UPDATE {self._name} SET {self._lock}"
+        free = back = f"{update} = NULL"
+        count = ""
         if table.attempt:
-            self._mine += f" AND {quote(table.attempt)} = :attempt"
-            back += f", {quote(table.attempt)} = {quote(table.attempt)} - 1"
-        self.claim = self.claim_without(0)
+            attempt = quote(table.attempt)
+            self._mine += f" AND {attempt} = :attempt"
+            back += f", {attempt} = {attempt} - 1"
+            count = f", {attempt} = :attempt"
+        self.claim = self._claim()
+        self.take = f"{update} = :expiry{count} {row}"
+        counted = quote(table.attempt) if table.attempt else "NULL"
+        self.taken = f"SELECT {self._lock}, {counted} FROM {self._name} {row} AND {self._lock} > :now"
+        self.holds = f"SELECT 1 FROM {self._name} {self._mine}"
         self.delete = f"DELETE FROM {self._name} {self._mine}"
         self.release = f"{free} {self._mine}"
         self.give_back = f"{back} {self._mine}"
-        self.extend = f"UPDATE {self._name} SET {self._lock} = :expiry {self._mine}"
+        self.extend = f"{update} = :expiry {self._mine}"
         self.finish = self._freed(free, table.processed_at, ":finished") or self.delete
         self.delay = self._freed(free, table.retry_after, ":due")
         self.regroup = self._freed(free, table.group, ":to")
@@ -83,8 +98,7 @@ class Statements:
         ordering = (self.table.priority, self.table.retry_after)
         return (*(column for column in ordering if column and column not in self.nullable), self.table.id)
 
-    def claim_without(self, paused: int) -> str:
-        """The claim that passes over `:paused0`, `:paused1`, …: rows whose settlement failed (DESIGN 6)."""
+    def _claim(self) -> str:
         table, key, lock = self.table, self._id, self._lock
         due: list[str] = []
         if table.group:
@@ -98,21 +112,17 @@ class Statements:
         due.append(f"({lock} IS NULL OR {lock} <= :now)")
         if table.id in self.nullable:
             due.append(f"{key} IS NOT NULL")
-        if paused:
-            due.append(f"{key} NOT IN ({', '.join(f':paused{number}' for number in range(paused))})")
-        count = f", {quote(table.attempt)} = COALESCE({quote(table.attempt)}, 1) + 1" if table.attempt else ""
         return (
-            f"UPDATE {self._name} SET {lock} = :expiry{count} WHERE {key} IN ("
-            f"SELECT {key} FROM {self._name} WHERE {' AND '.join(due)} "
-            f"ORDER BY {', '.join(map(quote, self.order))} LIMIT :room) "
-            f"RETURNING {', '.join(self._returned())}"
+            f"SELECT {', '.join(self._selected())} FROM {self._name} WHERE {' AND '.join(due)} "
+            f"ORDER BY {', '.join(map(quote, self.order))} LIMIT :room"
         )
 
-    def _returned(self) -> list[str]:
+    def _selected(self) -> list[str]:
         table = self.table
-        fixed = (table.id, table.locked_until, table.attempt, table.payload, table.headers, table.partition_key)
-        row = () if table.payload else self.columns
-        return [quote(column) if column else "NULL" for column in (*fixed, *self.order[:-1], *row)]
+        count = f"COALESCE({quote(table.attempt)}, 1) + 1" if table.attempt else "NULL"
+        fixed = (quote(column) if column else "NULL" for column in (table.payload, table.headers, table.partition_key))
+        row = () if table.payload else map(quote, self.columns)
+        return [self._id, count, *fixed, *row]
 
     def copy(self, to: str, columns: Sequence[str]) -> str:
         """The first half of a move to the table `to`: `columns` by name, with an empty lease (S-3.10)."""

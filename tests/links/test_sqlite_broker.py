@@ -151,6 +151,22 @@ async def test_a_file_that_is_taken_away_ends_the_connection(tmp_path: Path) -> 
         await taken_away(database)
 
 
+async def test_a_mock_clock_is_refused_with_a_word(autojump_clock: trio.abc.Clock, tmp_path: Path) -> None:
+    """Not by a time-out: it runs ahead of the threads."""
+    database = Database(tmp_path / "q.db").create()
+    with pytest.raises(LinkRefused, match="has a mock clock"):
+        async with database.broker().connect():
+            raise AssertionError("connected")
+
+
+@pytest.mark.parametrize("scheme", ["sqlite+x", "sqlite+aiosqlite", "postgresql", "h2.jdbc", "x-y"])
+def test_another_scheme_is_called_by_its_name(scheme: str) -> None:
+    """Never more than the scheme: the rest may hold a password."""
+    with pytest.raises(ValueError, match=f"not one of scheme '{re.escape(scheme)}'") as caught:
+        SqlBroker(f"{scheme}://user:secret@host/x.db")
+    assert "secret" not in str(caught.value)
+
+
 # --- the table
 
 

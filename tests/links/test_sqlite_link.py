@@ -291,3 +291,35 @@ async def test_what_was_claimed_ahead_too_long_ago_is_claimed_anew(tmp_path: Pat
         assert received.expires is not None
         assert received.expires - trio.current_time() > 0.3
         assert (received.delivery.body, received.delivery.attempt) == (b"1", 1)
+
+
+async def test_a_claim_ahead_that_is_not_full_wakes_who_waits(tmp_path: Path) -> None:
+    """What a settlement has claimed is handed over at once, not at the next poll, though it was less than asked for."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"0", b"1", b"2")
+    found: list[bytes] = []
+
+    async def receive(link: Link[bytes]) -> None:
+        found.extend(bodies(await link.receive(1)))
+
+    async with open_link(database.broker(poll_interval=3600.0).queue(database.table())) as link:
+        received = await link.receive(2)
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.settle, finish(received))
+                await trio.lowlevel.checkpoint()
+                nursery.start_soon(receive, link)
+    assert found == [b"2"]
+
+
+async def test_a_claim_ahead_takes_no_place_of_a_verb_that_was_not_applied(tmp_path: Path) -> None:
+    """Two of three keep their places: one row is claimed, not three."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(*[b"%d" % number for number in range(9)])
+    database.run("CREATE TRIGGER t BEFORE DELETE ON jobs WHEN OLD.id < 3 BEGIN SELECT RAISE(ABORT, 'no'); END")
+    async with open_link(database.broker().queue(database.table())) as link:
+        received = await link.receive(3)
+        await link.settle(finish(received))
+        assert [row["id"] for row in database.rows() if row["locked_until"] is not None] == [1, 2, 4]
+        await link.settle(finish(received[:2]))
+        assert [row["id"] for row in database.rows() if row["locked_until"] is not None] == [1, 2, 4]

@@ -59,7 +59,7 @@ async def test_a_locked_file_is_waited_out_while_the_lease_lasts(tmp_path: Path)
 
 
 async def test_a_locked_file_is_not_waited_for_beyond_the_lease(tmp_path: Path) -> None:
-    """Half a second of the lease is left then, the row is let go, and the text says how long it really was."""
+    """Half a second of the lease is left then, the row is kept, and the text says how long it really was."""
     database = Database(tmp_path / "q.db").create()
     database.add(b"a")
     broker = database.broker()
@@ -76,8 +76,8 @@ async def test_a_locked_file_is_not_waited_for_beyond_the_lease(tmp_path: Path) 
         said = re.search(r"held the lock of the file for ([0-9.]+) s; nothing was changed", str(verdict))
         assert said is not None
         assert abs(float(said[1]) - took) < 0.2
-        await until(lambda: database.row()["locked_until"] is None)
-    assert database.row()["attempt"] == 2
+        assert await link.settle(finish(received)) == [None]
+    assert database.rows() == []
 
 
 async def test_a_cancelled_settlement_waits_one_goodbye(tmp_path: Path) -> None:
@@ -101,25 +101,26 @@ async def test_a_cancelled_settlement_waits_one_goodbye(tmp_path: Path) -> None:
     assert "held the lock" in str(verdict)
 
 
-async def test_a_row_whose_extension_was_still_under_way_is_let_go(gate: Gate, tmp_path: Path) -> None:
-    """As every row whose verb was not said, once its new token is known: nobody waits for a lease to run out."""
+async def test_a_row_whose_extension_was_still_under_way_is_kept(gate: Gate, tmp_path: Path) -> None:
+    """As every row whose verb was not said: it is settled by its new token, and let go once nothing will be said."""
     database = Database(tmp_path / "q.db").create()
-    database.add(b"a", b"b")
+    database.add(b"a", b"b", b"c")
     broker = database.broker()
     queue = broker.queue(database.table(), claim=Lease(1.5))
     async with broker.connect(), attached(queue, goodbye=0.2) as link:
-        one, other = await link.receive(2)
+        one, other, third = await link.receive(3)
         gate.shut()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.extend, [one])
+            nursery.start_soon(link.extend, [one, third])
             await until(lambda: gate.entered)
             verdicts = await link.settle(finish([one, other]))
             assert [type(each) for each in verdicts] == [NotApplied, NotApplied]
             assert re.search(r"an extension was still under way after [01]\.[0-9] s", str(verdicts[0]))
+            link.forget(third)
             link.stop()
             gate.open()
-        await until(lambda: [row["locked_until"] for row in database.rows()] == [None, None])
-    assert [row["attempt"] for row in database.rows()] == [2, 2]
+        assert await link.settle(finish([one, other])) == [None, None]
+        await until(lambda: [(row["id"], row["locked_until"]) for row in database.rows()] == [(3, None)])
 
 
 async def test_small_goodbyes_are_kept(tmp_path: Path) -> None:
@@ -256,13 +257,16 @@ async def test_an_idle_link_hears_that_its_life_is_over(tmp_path: Path) -> None:
 
 
 async def test_superseded_rows_are_forgotten(tmp_path: Path) -> None:
-    """A lease that ended more than a lease ago is nobody's concern: what a link holds does not grow."""
+    """What a link was told to forget is claimed again when its lease has ended; what it holds does not grow."""
     database = Database(tmp_path / "q.db").create()
-    database.add(b"a", b"b")
+    database.add(b"a")
+    link: Any
     async with open_link(database.broker().queue(database.table(), claim=Lease(0.1))) as link:
-        (first,) = await link.receive(1)
-        await trio.sleep(0.25)
-        (second,) = await link.receive(1)
-        assert second is not first
-        await link.extend([second])
-        assert first not in link._held  # type: ignore[attr-defined]
+        seen: list[Received[Any]] = []
+        for _ in range(4):
+            with trio.fail_after(5):
+                seen += await link.receive(1)
+            await trio.sleep(0.06)
+            link.forget(seen[-1])
+        assert [each.delivery.attempt for each in seen] == [1, 2, 3, 4]
+        assert len(link._rows) < 4

@@ -96,7 +96,7 @@ class Faulty(sqlite3.Connection):
             self._opened = True
         elif sql == "COMMIT" and self.total_changes > self._before:
             return self._commit()
-        elif sql.startswith("UPDATE") and "RETURNING" in sql and self.faults.befalls("refuse_claim"):
+        elif "LIMIT :room" in sql and self.faults.befalls("refuse_claim"):
             raise _failure(sqlite3.SQLITE_ERROR, "refused")
         return super().execute(sql, parameters)
 
