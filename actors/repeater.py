@@ -74,18 +74,23 @@ class Repeater:
 
     async def run(self) -> None:
         """Until closed and empty: what is left when the grace is over is left unsettled. Raises what `say` raises."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear_the_drain)
-            while self._tries or not self._closed:
-                self._drop()
-                due = [each.order for each in self._tries.values() if each.due <= trio.current_time()]
-                if due:
-                    await self._again(due)
-                    continue
-                if self._tries or not self._closed:
-                    with trio.CancelScope(deadline=min((each.due for each in self._tries.values()), default=math.inf)):
-                        await self._changed.wait()
-            nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._hear_the_drain)
+                await self._repeat()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._books.ceased(WHAT, self)
+
+    async def _repeat(self) -> None:
+        while self._tries or not self._closed:
+            self._drop()
+            due = [each.order for each in self._tries.values() if each.due <= trio.current_time()]
+            if due:
+                await self._again(due)
+            elif self._tries or not self._closed:
+                with trio.CancelScope(deadline=min((each.due for each in self._tries.values()), default=math.inf)):
+                    await self._changed.wait()
 
     async def _again(self, due: list[Order]) -> None:
         tried = [(order.received, self._tries[order.received]) for order in due]

@@ -3,6 +3,7 @@
 # pyright: reportPossiblyUnboundVariable=false
 # ruff: noqa: PT012 -- a scenario raises where it ends
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -573,3 +574,28 @@ async def test_the_runtime_reads_as_a_service(autojump_clock: Clock) -> None:
         assert runtime.ledger("q").in_hand == 2
         assert runtime.ledger("q").balanced
         await broker.until_empty("q")
+
+
+def test_a_drain_from_another_thread_is_carried_into_the_loop() -> None:
+    """DESIGN 4: from a thread it begins a moment later, and leaves no later drain deaf."""
+
+    async def main(early: bool) -> Runtime:
+        broker = MemoryBroker()
+        runtime = Runtime(Subscription(broker.queue("q"), answers()), grace=1.0)
+        if early:
+            await trio.to_thread.run_sync(runtime.drain)
+        with trio.fail_after(5.0):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runtime.run)
+                if not early:
+                    await trio.to_thread.run_sync(runtime.drain)
+                    runtime.drain()
+        return runtime
+
+    for early in (False, True):
+        runtime = trio.run(main, early)
+        assert runtime.draining
+        runtime.drain()
+        thread = threading.Thread(target=runtime.drain)
+        thread.start()
+        thread.join()

@@ -180,12 +180,12 @@ class World:
         attach = queue.attach
 
         @asynccontextmanager
-        async def attaching(*arguments: Any) -> AsyncGenerator[Any, None]:
-            async with attach(*arguments) as link:
+        async def attaching(*arguments: Any, **options: Any) -> AsyncGenerator[Any, None]:
+            async with attach(*arguments, **options) as link:
                 link.until_broken = partial(self.until_severed, link.until_broken)  # type: ignore[method-assign]
                 yield link
 
-        queue.attach = attaching  # type: ignore[method-assign, assignment]
+        queue.attach = attaching  # type: ignore[method-assign]
         return queue
 
     async def until_severed(self, until_broken: Callable[[], Awaitable[NoReturn]]) -> NoReturn:
