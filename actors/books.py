@@ -123,9 +123,14 @@ class Books:
             if self._tell:
                 self._tell(Recovered(self.subscription))
 
-    def heard(self, what: str, why: str | None) -> None:
-        """The link says that `what` does not work now, or (`why` is None) that it works again."""
+    def heard(self, link: object, what: str, why: str | None) -> None:
+        """A link says that `what` does not work now, or (`why` is None) that it works again."""
         if why is None:
             self.recover(what)
         else:
-            self.degrade(what, why, self)
+            self.degrade(what, why, link)
+
+    def left(self, link: object) -> None:
+        """This link's life has ended, and with it what it had trouble with."""
+        for what in [what for what, troubled in self._troubled.items() if link in troubled]:
+            self.ceased(what, link)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -85,7 +86,7 @@ class LinkLife:
             name, self._lost, self.drain.exit, self.subscription.policy, limit=self.in_flight.limit
         ) as self._link:
             self.in_flight.proves, self.in_flight.forget = self._link.proves, self._link.forget
-            self._link.degraded = self.books.heard
+            self._link.degraded = partial(self.books.heard, self._link)
             attached()
             await gate.wait()
             try:
@@ -99,6 +100,7 @@ class LinkLife:
                     beside.cancel_scope.cancel()
             finally:
                 self.in_flight.close()
+                self.books.left(self._link)
 
     async def _work(self, worked: Callable[[], None]) -> None:
         subscription, concurrency = self.subscription, self.subscription.concurrency

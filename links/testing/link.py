@@ -153,6 +153,32 @@ async def losing_a_lease(trial: Trial) -> None:
     await trial.remains(name)
 
 
+@check("L-4")
+async def letting_a_lease_lapse(trial: Trial) -> None:
+    """A lease that ran out and that nobody has taken is still ours: the link does not take the delivery a second time,
+    and its verb is carried out. What the link was told to forget comes again.
+    """
+    name, broker, lease = await trial.queue(), trial.harness.broker(), trial.can.lease
+    async with broker.connect(), trial.attached(broker, name, lease=lease) as (source, link):
+        await trial.publish(broker, name, b"slow")
+        (late,) = await trial.take(link, 1)
+        if lease is not None:
+            twice: list[Received[Any]] = []
+            with trio.move_on_at((late.expires or 0.0) + lease / 2):
+                twice += await link.receive(1)
+            trial.equal([each.delivery.body for each in twice], [], "received a second time")
+        trial.equal(await trial.say(source, link, Ack(), late), [None], "verdicts")
+        if lease is not None:
+            await trial.publish(broker, name, b"given up")
+            (late,) = await trial.take(link, 1)
+            link.forget(late)
+            await trio.sleep_until(late.expires or 0.0)
+            again = await trial.take(link, 1)
+            trial.equal([each.delivery.body for each in again], [b"given up"], "received again")
+            trial.equal(await trial.say(source, link, Ack(), *again), [None], "its verdict")
+    await trial.remains(name)
+
+
 async def _lose(trial: Trial, source: Source[Any], link: Link[Any], late: Received[Any], taker: Link[Any]) -> None:
     ended = late.expires or 0.0
     await trio.sleep_until(ended)

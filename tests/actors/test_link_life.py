@@ -265,3 +265,20 @@ async def test_a_link_that_knows_of_a_break_before_its_broker_waits_for_the_next
     assert trio.current_time() == (3600.0 if ends == "drain" else pytest.approx(attaches[2]))
     assert len(attaches) == (3 if ends == "life" else 2)
     assert acked(runtime) == (ends == "life")
+
+
+async def test_what_a_link_has_trouble_with_ends_with_its_life(autojump_clock: Clock) -> None:
+    """A link says *degraded* and *works again* by plain calls; what it never took back does not outlive it."""
+    broker = MemoryBroker()
+    async with open_runtime(Subscription(broker.queue("q"), answers())) as runtime:
+        link = broker.store("q").links[0]
+        link.degraded("claiming row 7", "a constraint")
+        link.degraded("claiming row 8", "a trigger")
+        assert runtime.statistics()["q"].degraded == ("claiming row 7: a constraint", "claiming row 8: a trigger")
+        link.degraded("claiming row 7", None)
+        assert runtime.statistics()["q"].degraded == ("claiming row 8: a trigger",)
+        broker.fill("q", [b"x"])
+        await trio.sleep(1.0)
+        broker.sever("q")
+        await trio.sleep(5.0)
+        assert runtime.statistics()["q"].degraded == ()
