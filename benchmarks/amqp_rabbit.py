@@ -16,12 +16,12 @@ import attrs
 import trio
 
 from links.amqp.dial import dial
-from links.amqp.ends import Sent
 from links.amqp.engine import Engine
 from links.amqp.events import ACCEPTED, Terminus
 from links.amqp.management import management
 from links.amqp.messages import encode
 from links.amqp.pump import Pump
+from links.amqp.sender import Sent
 from links.amqp.settings import Settings
 from links.amqp.urls import login, parse
 from settlement import Letter

@@ -164,7 +164,7 @@ class Link(ABC, Generic[R]):
         raise NotImplementedError("a source with a lease has a link that extends it")
 
     async def give_back(self, unsettled: Sequence[Received[R]]) -> None:
-        """Give these back now, where the transport can (not AMQP: the detach does it), uncounted where not `started`.
+        """Give these back now, where the transport can, uncounted where not `started` (AMQP: only those are).
 
         Raises as `receive`; after `CallBroken` they go back with the link's goodbye, or when their lease ends.
 

@@ -23,6 +23,7 @@ __all__ = [
     "Plan",
     "Publish",
     "Step",
+    "TooLong",
     "Unsaid",
     "Wait",
 ]
@@ -86,6 +87,23 @@ class DelayBeyondLease:
 
 
 @attrs.frozen
+class TooLong:
+    """A copy or a dead letter is longer than its broker takes: the original goes back to its queue instead."""
+
+    to: str
+    length: int
+    """Bytes."""
+    most: int
+    """Bytes that the broker takes."""
+
+    def __str__(self) -> str:
+        return (
+            f"its copy to {self.to!r} would have {self.length} bytes, and the broker takes {self.most} at most: "
+            "it goes back to its queue; raise that limit, or drop such a message"
+        )
+
+
+@attrs.frozen
 class Unsaid:
     """At most once: the outcome cannot be said, the message was let go on arrival (A-2.2, A-2.3, A-2.5)."""
 
@@ -109,7 +127,7 @@ class Outlived:
         )
 
 
-Notice: TypeAlias = CapReached | DelayIgnored | DelayBeyondLease | Unsaid | Outlived
+Notice: TypeAlias = CapReached | DelayIgnored | DelayBeyondLease | TooLong | Unsaid | Outlived
 
 
 @attrs.frozen

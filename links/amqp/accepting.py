@@ -16,11 +16,26 @@ from links.amqp.handles import LinkHandle, SessionHandle
 from links.amqp.sasl import SaslServer
 from links.amqp.settings import Settings
 from links.amqp.values import scalar, text
-from links.amqp.wire import ATTACH, BEGIN, FLOW, TRANSFER, Frame, Frames, drains, fields_of, flow_frame, wants_echo
+from links.amqp.wire import (
+    ATTACH,
+    BEGIN,
+    DISPOSITION,
+    FLOW,
+    TRANSFER,
+    Frame,
+    Frames,
+    WireError,
+    drains,
+    fields_of,
+    flow_frame,
+    wants_echo,
+)
 
 __all__ = ["AcceptingEngine"]
 
 _WINDOW = 2**31 - 1
+_RANGE = 1 << 24
+"""Deliveries that one disposition may speak of."""
 
 
 @attrs.define(eq=False)
@@ -59,12 +74,20 @@ class AcceptingEngine(Engine):
                 self.fail(Condition("amqp:unauthorized-access", "who are you?"))
         if not data:
             return
+        try:
+            self._receive(data)
+        except (ValueError, IndexError) as error:  # no frame, or one that is cut short, or lacks what it must have
+            self.fail(Condition("amqp:decode-error", f"the client has sent what is no AMQP: {error}"))
+
+    def _receive(self, data: bytes) -> None:
         kept, given = len(self._frames_in.kept), 0
         for frame in self._frames_in.feed(data):
             code = frame.code
             if code == TRANSFER:
                 if (channel := self._theirs.get(frame.channel)) is not None:
                     channel.incoming += 1
+            elif code == DISPOSITION:
+                _check_range(frame)
             elif code == BEGIN or (code == FLOW and (drains(frame) or wants_echo(frame))):
                 super().receive_bytes(data[given : frame.end - kept])
                 given = frame.end - kept
@@ -99,6 +122,8 @@ class AcceptingEngine(Engine):
         if not self.sasl.done:
             return before
         data = super().data_to_send()
+        if self.ended is not None:  # what is written now is an error, and half of what came may not be noted here
+            return before + data
         for frame in self._frames_out.feed(data):
             if frame.code == TRANSFER:
                 self._ours[frame.channel].outgoing += 1
@@ -114,7 +139,7 @@ class AcceptingEngine(Engine):
 
     def _began(self, frame: Frame) -> None:
         remote, outgoing = fields_of(frame)[:2]
-        channel = self._ours[frame.channel] = self._theirs[_int(remote)]
+        channel = self._ours[frame.channel] = self._theirs[_int(remote)]  # noted when it came, or we had given up
         channel.number, channel.outgoing = frame.channel, _int(outgoing)
 
     def _attached(self, frame: Frame) -> None:
@@ -139,6 +164,13 @@ class AcceptingEngine(Engine):
             credit=self.credit(link) + queued,
             drain=drain,
         )
+
+
+def _check_range(frame: Frame) -> None:
+    """Proton goes through a range number by number: one of 2^31 is a minute for all other clients."""
+    first, last = (*(scalar(field, 0) for field in fields_of(frame)[1:3]), None, None)[:2]
+    if isinstance(first, int) and isinstance(last, int) and (last - first) & 0xFFFFFFFF > _RANGE:
+        raise WireError(f"a disposition of {(last - first) & 0xFFFFFFFF} deliveries")
 
 
 def _int(field: bytes) -> int:

@@ -6,6 +6,7 @@ the next decode overwrites.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -19,6 +20,7 @@ __all__ = [
     "Pointer",
     "condition_of",
     "data_of",
+    "errors_of",
     "ffi",
     "lib",
     "map_of",
@@ -37,6 +39,26 @@ _proton: Any = proton
 _cproton: Any = cproton
 ffi: Any = _cproton.ffi
 lib: Any = _cproton.lib
+
+
+def errors_of(transport: Pointer) -> list[str]:
+    """Where the errors of this transport go from now on, and warnings, which proton would print on stderr and no more.
+
+    What somebody traces by `PN_TRACE_FRM` is printed as ever.
+    """
+    lines: list[str] = []
+
+    def hear(_: Pointer, line: str) -> None:
+        if line.startswith(("ERROR: ", "WARNING: ")):
+            lines.append(line)
+        else:
+            sys.stderr.write(f"{line}\n")
+
+    record = lib.pn_transport_attachments(transport)
+    _cproton.pn_record_def_py(record)
+    _cproton.pn_record_set_py(record, {})
+    _cproton.pn_transport_set_pytracer(transport, hear)
+    return lines
 
 
 def text_of(string: Pointer) -> str | None:

@@ -43,7 +43,7 @@ _STRANGERS: Final = {
 """By the first bytes of an answer: what its speaker speaks. The first two are an alert and a handshake."""
 _SILENCE: Final = ("local-idle-timeout expired", "nothing was heard")
 _NOTHING_SAID: Final = "no protocol header found (connection aborted)"
-_ABORTED: Final = "connection aborted"
+_ABORTED: Final = "the peer has hung up, without a close"
 _ENDS: Final = (_ABORTED, "the connection was cut", "the peer has ended the stream")
 """What proton and the mover say of a peer that goes without a reason; proton's means that it had answered as AMQP."""
 _SHOWN: Final = 16

@@ -13,13 +13,13 @@ before that is answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from links.amqp.binding import lib
 from links.amqp.events import Proved
 from links.amqp.handles import LinkHandle
 from links.amqp.values import scalar, text
-from links.amqp.wire import ATTACH, FLOW, Frame, Frames, Watch, fields_of, link_state, reaches, with_echo
+from links.amqp.wire import ATTACH, FLOW, Frame, Frames, fields_of, link_state, reaches, with_echo
 
 __all__ = ["Echoes"]
 
@@ -31,7 +31,6 @@ class Echoes:
         self._pull = pull
         """Gives what proton has to write, in whole frames."""
         self._asking: dict[LinkHandle, None] = {}
-        self._watch = Watch()
         self._attaching: dict[str, LinkHandle] = {}
         self._theirs: dict[tuple[int, int], LinkHandle] = {}
         """Receivers of ours, by the peer's channel and handle."""
@@ -87,14 +86,14 @@ class Echoes:
         if not link.is_sender:
             self._attaching[link.name] = link
 
-    def answered(self, data: bytes) -> list[Proved]:
-        """What these bytes of the peer prove."""
+    def answered(self, frames: Iterable[Frame]) -> list[Proved]:
+        """What these frames of the peer prove."""
         proofs: list[Proved] = []
-        for frame in self._watch.feed(data):
+        for frame in frames:
             try:
                 if frame.code == ATTACH:
                     self._attached(frame)
-                elif (proof := self._flowed(frame)) is not None:
+                elif frame.code == FLOW and (proof := self._flowed(frame)) is not None:
                     proofs.append(proof)
             except (ValueError, IndexError):
                 pass  # cut short or too few fields: proton says what is wrong with it

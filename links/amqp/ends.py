@@ -1,4 +1,4 @@
-"""Sessions, receivers and senders, as a `Pump` offers them. They live no longer than their connection.
+"""Sessions and receivers, as a `Pump` offers them. They live no longer than their connection.
 
 Every coroutine here waits for an answer and changes nothing: cancelled, its order stands.
 """
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
-from links.amqp.events import ACCEPTED, Condition, Disposition, LinkAttached, Terminus
+from links.amqp.events import ACCEPTED, RELEASED, Condition, Disposition, LinkAttached, Terminus
 from links.amqp.handles import Arrival, LinkHandle, SessionHandle
 from links.errors import LinkBroken, LinkError, LinkRefused
 
 if TYPE_CHECKING:
     from links.amqp.pump import Pump
 
-__all__ = ["End", "Receiver", "Sender", "Sent", "Session"]
+__all__ = ["End", "Receiver", "Session"]
 
 
 class _Awaited:
@@ -94,6 +94,8 @@ class End(_Awaited):
         """The source or target at the other end, once attached."""
         self.properties: Mapping[str, Any] = {}
         """The peer's, once attached."""
+        self.max_message: int | None = None
+        """The longest message that the peer takes on this link, once attached; None: it names no limit."""
         self._handle = handle
         self._detaching = False
         self._gone = False
@@ -126,7 +128,7 @@ class End(_Awaited):
 
     def on_attached(self, event: LinkAttached) -> None:
         """The peer answered the attach."""
-        self.remote, self.properties = event.remote, event.properties
+        self.remote, self.properties, self.max_message = event.remote, event.properties, event.max_message
         self._changed.unpark_all()
 
     def on_detached(self, condition: Condition | None, how: str) -> None:
@@ -147,6 +149,9 @@ class End(_Awaited):
     def on_proved(self, number: int) -> None:
         """A receiver's."""
 
+    def on_spoken(self, which: frozenset[object]) -> None:
+        """A receiver's."""
+
     def on_outcome(self, number: int, disposition: Disposition | None) -> None:
         """A sender's."""
 
@@ -163,6 +168,10 @@ class Receiver(End):
         """What came and was not taken yet; never more than the credit that was granted."""
         self.aborted = 0
         """Deliveries that were given up half way: each has spent a credit."""
+        self.superseded: Callable[[frozenset[object]], None] = _ignore
+        """Told which deliveries, of those that were taken, the peer itself has said something of; as `Arrival.pointer`.
+        Who holds one lets `concede` settle it.
+        """
         self._window = 1
         self._unwritten = 0
         self._pulls = -1
@@ -210,6 +219,11 @@ class Receiver(End):
             self.pump.kick()
         return said
 
+    def concede(self, arrival: Arrival) -> None:
+        """Settle a delivery as the peer has said itself."""
+        self.pump.engine.concede(arrival)
+        self.pump.hurry()
+
     async def drain(self) -> None:
         """Take the credit back: what the peer has ready still comes. Returns when it has answered."""
         handle = self._handle
@@ -219,8 +233,12 @@ class Receiver(End):
         await self._until(lambda: not handle.draining)
 
     def take_back(self) -> None:
-        """Take the credit back for good, as `drain`, without waiting for the answer."""
+        """Take the credit back for good, as `drain`, without waiting for the answer.
+
+        What came and was not taken is released, and so is what comes all the same: nobody acts on it.
+        """
         self._taken_back = True
+        self._release()
         if self._handle is not None and self.pump.engine.drain(self._handle):
             self.pump.hurry()
 
@@ -249,7 +267,22 @@ class Receiver(End):
     def on_arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Deliveries came."""
         self.arrived.extend(arrivals)
+        if self._taken_back:
+            self._release()
         self._changed.unpark_all()
+
+    def _release(self) -> None:
+        while self.arrived:
+            self.settle(self.arrived.popleft(), RELEASED)
+
+    def on_spoken(self, which: frozenset[object]) -> None:
+        """The peer has said something of deliveries that came: those that were not taken yet are nobody's."""
+        conceded = [arrival for arrival in self.arrived if arrival.pointer in which]
+        for arrival in conceded:
+            self.arrived.remove(arrival)
+            self.concede(arrival)
+        self.grant(len(conceded))
+        self.superseded(which)
 
     def on_aborted(self) -> None:
         """A delivery was given up: its credit is given again."""
@@ -266,128 +299,8 @@ class Receiver(End):
         self._changed.unpark_all()
 
 
-class Sent:
-    """A message that was sent, and what became of it."""
-
-    __slots__ = ("_known", "_lot", "_sender", "disposition")
-
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
-        self._lot: trio.lowlevel.ParkingLot | None = None
-        self._known = False
-        self.disposition: Disposition | None = None
-
-    async def outcome(self) -> Disposition | None:
-        """Wait for what the peer says; None: it settled it and said nothing. Raises what ended the link before that.
-
-        Cancellation: the message is on its way.
-        """
-        while not self._known:
-            if self._sender.broken is not None:
-                raise self._sender.broken
-            if self._lot is None:
-                self._lot = trio.lowlevel.ParkingLot()
-            await self._lot.park()
-        return self.disposition
-
-    def settled(self, disposition: Disposition | None) -> None:
-        """The peer has spoken."""
-        self._known, self.disposition = True, disposition
-        self.wake()
-
-    def wake(self) -> None:
-        """Look again."""
-        if self._lot is not None:
-            self._lot.unpark_all()
-
-
-class _Turn:
-    """A message that waits for credit."""
-
-    __slots__ = ("lot", "raw", "sent")
-
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-        self.lot = trio.lowlevel.ParkingLot()
-        self.sent: Sent | None = None
-
-
-class Sender(End):
-    """Sends messages to an address."""
-
-    def __init__(self, pump: Pump, session: Session, handle: LinkHandle | None, address: str) -> None:
-        super().__init__(pump, session, handle, address)
-        self.credit = 0
-        """How many messages the peer takes now."""
-        self.waiting: dict[_Turn, None] = {}
-        """Messages that wait for credit, in order."""
-        self.unsettled: dict[int, Sent] = {}
-
-    async def send(self, raw: bytes) -> Sent:
-        """Wait for credit, in turn, and send an encoded message; `await sent.outcome()` says what became of it.
-
-        Cancellation: nothing was sent.
-        """
-        await trio.lowlevel.checkpoint()
-        if (sent := self.send_nowait(raw)) is not None:
-            return sent
-        turn = _Turn(raw)
-        self.waiting[turn] = None
-        try:
-            while self.broken is None and turn.sent is None:
-                await turn.lot.park()
-        finally:
-            self.waiting.pop(turn, None)
-        if turn.sent is None:
-            raise self.broken or LinkBroken(self.address)
-        return turn.sent
-
-    def send_nowait(self, raw: bytes) -> Sent | None:
-        """Send now, or not at all: None where others wait, there is no credit, or the link is over."""
-        if self._handle is None or self.broken is not None or self.waiting or self.credit <= 0:
-            return None
-        return self._send(self._handle, raw)
-
-    def _send(self, handle: LinkHandle, raw: bytes) -> Sent:
-        self.credit -= 1
-        sent = Sent(self)
-        number = self.pump.engine.send(handle, raw)
-        if handle.presettled:
-            sent.settled(ACCEPTED)
-        else:
-            self.unsettled[number] = sent
-        self.pump.hurry()
-        return sent
-
-    def on_outcome(self, number: int, disposition: Disposition | None) -> None:
-        """The peer has spoken of a message."""
-        sent = self.unsettled.pop(number, None)
-        if sent is not None:
-            sent.settled(disposition)
-
-    def on_credit(self, drain: bool) -> None:
-        """The peer wants messages, or its credit back. What waits is sent here, so that it goes in order."""
-        if self._handle is None:
-            return
-        self.credit = self.pump.engine.credit(self._handle)  # an event's is that of its time
-        while self.waiting and self.credit > 0:
-            turn = next(iter(self.waiting))
-            del self.waiting[turn]
-            if turn.lot:  # else it was cancelled in this tick: nothing is sent
-                turn.sent = self._send(self._handle, turn.raw)
-                turn.lot.unpark()
-        if drain:
-            self.credit = 0
-            self.pump.engine.drained(self._handle)
-            self.pump.hurry()
-
-    def break_(self, error: LinkError) -> None:
-        """Its life is over."""
-        super().break_(error)
-        for turn in self.waiting:
-            turn.lot.unpark()
-        for sent in self.unsettled.values():
-            sent.wake()
+def _ignore(_which: frozenset[object]) -> None:
+    """Nobody holds what was taken."""
 
 
 def _because(how: str, condition: Condition | None) -> str:

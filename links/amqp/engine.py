@@ -18,7 +18,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from links.amqp.binding import Pointer, ffi, lib, put_condition, put_map, put_symbols
+from links.amqp.binding import ffi, lib, put_condition, put_map
+from links.amqp.configure import configure
 from links.amqp.echo import Echoes
 from links.amqp.events import (
     ACCEPTED,
@@ -31,9 +32,11 @@ from links.amqp.events import (
     Terminus,
 )
 from links.amqp.handles import Arrival, LinkHandle, SessionHandle
+from links.amqp.limits import check_links, check_sessions, note_links
 from links.amqp.listener import Listener
 from links.amqp.settings import Settings
-from links.errors import LinkRefused
+from links.amqp.states import put_terminus
+from links.amqp.wire import Frame, Watch
 
 __all__ = ["Engine"]
 
@@ -54,6 +57,7 @@ class Engine:
         """Nothing more will be sent."""
         self._names = self._numbers = 0
         self._echoes = Echoes(self._pull)
+        self._watch = Watch()
         self._grants: dict[LinkHandle, int] = {}
         """Credit that is not with proton yet, which writes flows before dispositions: the peer would send one too many,
         and another one than what was given back to it."""
@@ -62,7 +66,7 @@ class Engine:
         self._listener = Listener(accepting=accepting, max_message=settings.max_message)
         self._transport = self._listener.transport
         self._connection = self._listener.connection
-        self._configure()
+        configure(self._transport, self._connection, settings, accepting=accepting)
 
     @property
     def logged_in(self) -> bool:
@@ -73,30 +77,6 @@ class Engine:
     def ended(self) -> Closed | Failed | None:
         """Why the connection is over; None: it is not."""
         return self._listener.ended
-
-    def _configure(self) -> None:
-        settings, transport, connection = self.settings, self._transport, self._connection
-        if self.accepting:
-            lib.pn_transport_set_server(transport)
-        lib.pn_transport_set_max_frame(transport, settings.max_frame)
-        lib.pn_transport_set_idle_timeout(transport, min(int(settings.idle_timeout * 1000), 0xFFFFFFFF))
-        if settings.login is not None:
-            # before the bind, which copies the user; proton takes our TLS for clear text, so PLAIN must be allowed
-            sasl = lib.pn_sasl(transport)
-            lib.pn_sasl_allowed_mechs(sasl, settings.login.mechanism.encode())
-            lib.pn_sasl_set_allow_insecure_mechs(sasl, True)
-            if settings.login.mechanism == "PLAIN":
-                lib.pn_connection_set_user(connection, settings.login.user.encode())
-                lib.pn_connection_set_password(connection, settings.login.password.encode())
-        lib.pn_connection_set_container(connection, settings.container.encode())
-        if settings.hostname is not None:
-            lib.pn_connection_set_hostname(connection, settings.hostname.encode())
-        put_map(lib.pn_connection_properties(connection), settings.properties)
-        if self.accepting:
-            put_symbols(lib.pn_connection_offered_capabilities(connection), settings.capabilities)
-        else:
-            put_symbols(lib.pn_connection_desired_capabilities(connection), settings.capabilities)
-        lib.pn_transport_bind(transport, connection)
 
     # --- bytes and time
 
@@ -116,9 +96,14 @@ class Engine:
                 break
             at += count
         self.frames_received = lib.pn_transport_get_frames_input(transport)
-        self._listener.listen()
+        listener = self._listener
+        listener.listen()
+        frames: list[Frame] = []
         if not self.accepting:
-            self._listener.heard += self._echoes.answered(bytes(data))
+            frames = self._watch.feed(bytes(data))
+            listener.heard += self._echoes.answered(frames)
+        if listener.begun:
+            note_links(listener.begun, frames)
         if lib.pn_transport_capacity(transport) < 0:
             self._input_is_over()
 
@@ -128,6 +113,7 @@ class Engine:
 
     def receive_eof(self) -> None:
         """Nothing more comes from the peer."""
+        self._listener.hung_up = True
         lib.pn_transport_close_tail(self._transport)
         self._listener.listen()
         self._input_is_over()
@@ -144,6 +130,7 @@ class Engine:
             data += self._flows()
         if self._echoes:
             data += self._echoes.data_to_send()
+        self._listener.listen()
         self._listener.free()
         return data
 
@@ -194,10 +181,7 @@ class Engine:
 
     def begin(self) -> SessionHandle:
         """Begin a session. Raises `LinkRefused` where the peer allows no more of them."""
-        allowed = self._listener.sessions_allowed
-        if allowed is not None and len(self._listener.sessions) >= allowed:
-            # proton would say nothing but a line on stderr, and the session would never open
-            raise LinkRefused(f"the peer allows {allowed} sessions on a connection, and all are in use")
+        check_sessions(len(self._listener.sessions), self._listener.sessions_allowed)
         session = self._listener.add_session(lib.pn_session(self._connection))
         lib.pn_session_open(session.pointer)
         return session
@@ -221,7 +205,10 @@ class Engine:
         properties: Mapping[str, object] | None = None,
         presettled: bool = False,
     ) -> LinkHandle | None:
-        """Attach a receiver; None on a dead session. Credit is granted after `LinkAttached`."""
+        """Attach a receiver; None on a dead session. Credit is granted after `LinkAttached`.
+
+        Raises `LinkRefused` where the peer allows no more links on this session.
+        """
         return self._attach(
             session, (source, Terminus(target)), name, properties, is_sender=False, presettled=presettled
         )
@@ -236,7 +223,7 @@ class Engine:
         properties: Mapping[str, object] | None = None,
         presettled: bool = False,
     ) -> LinkHandle | None:
-        """Attach a sender; None on a dead session. Send after `CreditGranted`."""
+        """Attach a sender; None on a dead session. Send after `CreditGranted`. Raises as `attach_receiver`."""
         return self._attach(
             session, (Terminus(source), target), name, properties, is_sender=True, presettled=presettled
         )
@@ -253,14 +240,15 @@ class Engine:
     ) -> LinkHandle | None:
         if not session.alive or session.ended:
             return None
+        check_links(session)
         self._names += 1
         name = name or f"{self.settings.container}-{'sender' if is_sender else 'receiver'}-{self._names}"
         make = lib.pn_sender if is_sender else lib.pn_receiver
         pointer = make(session.pointer, name.encode())
         link = self._listener.add_link(pointer, session, name, is_sender=is_sender, presettled=presettled)
         self._echoes.attaching(link)
-        _put_terminus(lib.pn_link_source(pointer), ends[0])
-        _put_terminus(lib.pn_link_target(pointer), ends[1])
+        put_terminus(lib.pn_link_source(pointer), ends[0])
+        put_terminus(lib.pn_link_target(pointer), ends[1])
         put_map(lib.pn_link_properties(pointer), properties or {})
         if presettled or is_sender:
             lib.pn_link_set_snd_settle_mode(pointer, _SETTLED if presettled else _UNSETTLED)
@@ -278,7 +266,7 @@ class Engine:
                 (lib.pn_link_target(pointer), target),
             ):
                 if value is not None:
-                    _put_terminus(terminus, value)
+                    put_terminus(terminus, value)
             lib.pn_link_set_snd_settle_mode(pointer, lib.pn_link_remote_snd_settle_mode(pointer))
             if not link.is_sender and self.settings.max_message is not None:
                 lib.pn_link_set_max_message_size(pointer, self.settings.max_message)
@@ -346,6 +334,15 @@ class Engine:
         lib.pn_delivery_settle(pointer)
         return True
 
+    def concede(self, arrival: Arrival) -> None:
+        """The sender has said what becomes of this delivery: settle it as it says; nothing, where it is dead."""
+        pointer = arrival.pointer
+        if pointer is not None and arrival.link.alive:
+            arrival.pointer = None
+            if not lib.pn_delivery_settled(pointer):
+                lib.pn_delivery_update(pointer, lib.pn_delivery_remote_state(pointer))
+            lib.pn_delivery_settle(pointer)
+
     def echo(self, link: LinkHandle) -> int:
         """Ask the peer to answer what has been ordered so far; `Proved` comes with this number, or a later one."""
         return self._echoes.ask(link)
@@ -389,11 +386,3 @@ class Engine:
         """Answer a drain: the rest of the credit is given back."""
         if link.alive:
             link.passed += lib.pn_link_drained(link.pointer)
-
-
-def _put_terminus(pointer: Pointer, terminus: Terminus) -> None:
-    if terminus.address is not None:
-        lib.pn_terminus_set_address(pointer, terminus.address.encode())
-    if terminus.dynamic:
-        lib.pn_terminus_set_dynamic(pointer, True)
-    put_symbols(lib.pn_terminus_capabilities(pointer), terminus.capabilities)

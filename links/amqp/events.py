@@ -37,6 +37,7 @@ __all__ = [
     "Proved",
     "SessionEnded",
     "SessionOpened",
+    "Spoken",
     "State",
     "Terminus",
 ]
@@ -50,11 +51,11 @@ class Condition:
     """Why the other side ended or refused something."""
 
     name: str
-    """A symbol, as `amqp:not-found`."""
+    """A symbol, as `amqp:not-found`; empty: it is nobody's but ours."""
     description: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.description}" if self.description else self.name
+        return ": ".join(part for part in (self.name, self.description) if part)
 
 
 class State(IntEnum):
@@ -144,6 +145,8 @@ class LinkAttached:
     remote: Terminus | None
     """The source of a receiver, the target of a sender; None: refused, `LinkDetached` follows with the reason."""
     properties: Mapping[str, Any]
+    max_message: int | None = None
+    """The longest message that it takes, in bytes, all sections together; None: it names no limit."""
 
 
 @attrs.frozen
@@ -188,6 +191,15 @@ class OutcomeOf:
     """As `Engine.send` returned it."""
     disposition: Disposition | None
     """None: settled, and nothing was said."""
+
+
+@attrs.frozen
+class Spoken:
+    """The sender has said an outcome of deliveries that came, or has settled them: they are not ours any more."""
+
+    link: LinkHandle
+    which: frozenset[object]
+    """As `Arrival.pointer`; also of deliveries that nobody here holds."""
 
 
 @attrs.frozen
@@ -244,6 +256,7 @@ Event: TypeAlias = (
     | Arrived
     | Aborted
     | OutcomeOf
+    | Spoken
     | CreditGranted
     | Drained
     | Proved

@@ -13,7 +13,7 @@ __all__ = ["Arrival", "LinkHandle", "SessionHandle"]
 class SessionHandle:
     """A session."""
 
-    __slots__ = ("alive", "ended", "links", "opened", "pointer")
+    __slots__ = ("alive", "allowed", "ended", "handles", "links", "opened", "pointer")
 
     def __init__(self, pointer: Any) -> None:
         self.pointer = pointer
@@ -22,6 +22,15 @@ class SessionHandle:
         self.ended = False
         """We said end, or answered it."""
         self.links: set[LinkHandle] = set()
+        self.handles = 0
+        """How many handles are in use: a link's is free again when its detach was said by both sides, and written."""
+        self.allowed = 1 << 32
+        """How many the peer allows; all that there are until it has opened the session."""
+
+    @property
+    def room(self) -> int:
+        """How many links may still be attached."""
+        return self.allowed - self.handles
 
 
 class LinkHandle:

@@ -17,18 +17,21 @@ from typing import Final, NoReturn
 
 import trio
 
-from links.abc import Link, Order, Received, Verdict
+from links.abc import Link, Lost, Order, Received, Verdict
 from links.amqp.deliveries import disposition, received
 from links.amqp.ends import Receiver
-from links.amqp.events import ACCEPTED
+from links.amqp.events import ACCEPTED, RELEASED
 from links.amqp.handles import Arrival
 from links.errors import LeaseLost, LetGo, LinkBroken
 from settlement.amqp import Accepted
+from settlement.ledger import Line
 
 __all__ = ["AmqpLink"]
 
 PATIENCE: Final = 1.0
 """Seconds for which an unknown peer may leave the first echo unanswered, before it counts as one that answers none."""
+PROOF: Final = 60.0
+"""Seconds within which a peer shows that it saw what was said; it answers an echo in milliseconds."""
 TAKING: Final = 1.0
 """Seconds for which the accepting of what was received at most once is written in spite of a cancellation."""
 
@@ -47,6 +50,7 @@ class AmqpLink(Link[bytes]):
         counts: bool,
         at_most_once: bool,
         echoes: bool,
+        lost: Lost,
     ) -> None:
         self._receiver = receiver
         self._source = source
@@ -56,6 +60,10 @@ class AmqpLink(Link[bytes]):
         self._echoes = echoes
         self._numbers = 0
         self._stopped = False
+        self._lost = lost
+        self._held: dict[Arrival, Received[bytes]] = {}
+        """What was handed over at least once, and was neither settled nor forgotten."""
+        receiver.superseded = self._superseded
 
     async def receive(self, room: int) -> Sequence[Received[bytes]]:
         """As `Link.receive`. What came before a break is not handed over: it is with the queue again.
@@ -87,12 +95,23 @@ class AmqpLink(Link[bytes]):
 
     def _received(self, arrival: Arrival) -> Received[bytes]:
         self._numbers += 1
-        return received(
+        made = received(
             arrival, source=self._source, number=self._numbers, retry_header=self._retry_header, counts=self._counts
         )
+        if not self._at_most_once:
+            self._held[arrival] = made
+        return made
+
+    def _superseded(self, which: frozenset[object]) -> None:
+        """The peer has taken these back, or has settled them: RabbitMQ's consumer timeout says *released*."""
+        taken = [(arrival, held) for arrival, held in self._held.items() if arrival.pointer in which]
+        for arrival, held in taken:
+            del self._held[arrival]
+            self._receiver.concede(arrival)
+            self._lost(held, Line.SUPERSEDED)
 
     def stop(self) -> None:
-        """Take the credit back; what comes all the same is detached with the rest."""
+        """Take the credit back; what comes all the same is released."""
         self._stopped = True
         self._receiver.take_back()
 
@@ -106,6 +125,7 @@ class AmqpLink(Link[bytes]):
         verdicts: list[Verdict] = []
         for order in orders:
             arrival: Arrival = order.received.token
+            self._held.pop(arrival, None)
             if receiver.settle(arrival, disposition(order.plan.verb, wall)):
                 verdicts.append(None)
             else:
@@ -122,18 +142,45 @@ class AmqpLink(Link[bytes]):
             return None
         return LetGo(f"{what} came settled; let its sender send unsettled, or subscribe with settle=AT_MOST_ONCE")
 
-    def forget(self, received: Received[bytes]) -> None:  # noqa: ARG002
-        """As `Link.forget`: at most once, its credit goes out again."""
-        if self._at_most_once and not self._stopped:
+    def forget(self, received: Received[bytes]) -> None:
+        """As `Link.forget`: where it is settled (at most once, superseded) its credit goes out again.
+
+        What nothing was said for goes by the detach.
+        """
+        self._held.pop(received.token, None)
+        if received.token.pointer is None and not self._stopped:
             self._receiver.grant(1)
+
+    async def give_back(self, unsettled: Sequence[Received[bytes]]) -> None:
+        """As `Link.give_back`: *released* for what no handler began; the rest goes back by the detach.
+
+        There is no checkpoint here: it is written at once, in front of whatever is ordered afterwards.
+        """
+        self._check()
+        unbegun = [each for each in unsettled if not each.started]
+        for each in unbegun:
+            self._release(each.token)
+        if not self._stopped:
+            self._receiver.grant(len(unbegun))
+        self._receiver.pump.hurry()
+
+    def _release(self, arrival: Arrival) -> None:
+        self._held.pop(arrival, None)
+        self._receiver.settle(arrival, RELEASED)
 
     async def flush(self) -> None:
         """As `Link.flush`: all is written, at once."""
         await self._receiver.pump.written()
 
     async def proved(self) -> None:
-        """As `Link.proved`: the peer has answered a flow with echo (weaker where it answers none: README)."""
-        await self._receiver.proved(math.inf if self._echoes else PATIENCE)
+        """As `Link.proved`: the peer has answered a flow with echo (weaker where it answers none: README).
+
+        Raises `LinkBroken` after 60 s without a proof: then nobody knows what the peer has seen.
+        """
+        with trio.move_on_after(PROOF):
+            await self._receiver.proved(math.inf if self._echoes else PATIENCE)
+            return
+        raise LinkBroken(f"{self._source}: the peer has not shown within {PROOF:g} s that it saw what was said")
 
     async def until_broken(self) -> NoReturn:
         """As `Link.until_broken`."""
@@ -142,10 +189,15 @@ class AmqpLink(Link[bytes]):
     async def say_goodbye(self, goodbye: float) -> None:
         """Detach and end the session, within `goodbye` seconds; shielded. After it every call raises `LinkBroken`.
 
+        What no handler began is released in front of that, which no broker takes for a try; the detach may be one.
+
         Cancellation: not heard before the deadline; then the end of the connection says the same.
         """
         receiver = self._receiver
         with trio.CancelScope(deadline=trio.current_time() + goodbye, shield=True):
+            for arrival in [arrival for arrival, held in self._held.items() if not held.started]:
+                self._release(arrival)
+            receiver.take_back()
             receiver.detach()
             receiver.session.end()
             await receiver.session.ended()

@@ -8,32 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from links.amqp.binding import Pointer, condition_of, ffi, lib, map_of, put_condition, symbols_of, text_of
+from links.amqp.binding import (
+    Pointer,
+    condition_of,
+    errors_of,
+    ffi,
+    lib,
+    map_of,
+    put_condition,
+    text_of,
+)
 from links.amqp.events import (
     Aborted,
     Arrived,
     Closed,
     Condition,
     CreditGranted,
-    Disposition,
     Drained,
     Event,
     Failed,
     LinkAttached,
     LinkDetached,
     LinkRequested,
-    Opened,
     OutcomeOf,
     SessionEnded,
     SessionOpened,
+    Spoken,
     State,
-    Terminus,
 )
 from links.amqp.handles import Arrival, LinkHandle, SessionHandle
+from links.amqp.states import disposition_of, opened_of, terminus_of
 
-__all__ = ["TOO_LONG", "Listener"]
+__all__ = ["HUNG_UP", "TOO_LONG", "Listener"]
 
 TOO_LONG = "amqp:link:message-size-exceeded"
+_ABORTED = "connection aborted"
+HUNG_UP = Condition("", "the peer has hung up, without a close")
 
 _DELIVERY = lib.PN_DELIVERY
 _LINK_FLOW = lib.PN_LINK_FLOW
@@ -51,6 +61,7 @@ class Listener:
         self.connection: Pointer = ffi.gc(lib.pn_connection(), lib.pn_decref)
         self.transport: Pointer = ffi.gc(lib.pn_transport(), lib.pn_decref)
         lib.pn_connection_collect(self.connection, self.collector)
+        self._printed = errors_of(self.transport)
         self.accepting = accepting
         self.max_message = max_message
         self.ended: Closed | Failed | None = None
@@ -60,9 +71,15 @@ class Listener:
         """Messages of ours that are unsettled, and their numbers."""
         self.sessions_allowed: int | None = None
         """By the peer; None: it has not said yet."""
+        self.begun: list[SessionHandle] = []
+        """Sessions that the peer has opened, in order, until somebody has looked at what it allows on them."""
         self.heard: list[Event] = []
         self.spoken = False
         """The peer has said something, be it garbage."""
+        self.hung_up = False
+        """Nothing more comes."""
+        self._word: dict[LinkHandle, set[Pointer]] = {}
+        """Deliveries that came, and of which the sender has said something since."""
         self._readable: dict[LinkHandle, None] = {}
         self._gone_links: list[LinkHandle] = []
         self._gone_sessions: list[SessionHandle] = []
@@ -103,6 +120,7 @@ class Listener:
         link = LinkHandle(pointer, session, name, is_sender=is_sender, presettled=presettled)
         self.links[pointer] = link
         session.links.add(link)
+        session.handles += 1
         return link
 
     # --- hearing
@@ -111,7 +129,8 @@ class Listener:
         """Turn what proton has collected into events."""
         collector = self.collector
         peek, pop, type_of = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
-        links, answers, readable, delivery_of = self.links, self._answers, self._readable, lib.pn_event_delivery
+        links, answers, readable = self.links, self._answers, self._readable
+        delivery_of, updated = lib.pn_event_delivery, lib.pn_delivery_updated
         while event := peek(collector):
             kind = type_of(event)
             if kind == _DELIVERY:
@@ -122,6 +141,8 @@ class Listener:
                         self._updated(delivery)
                     else:
                         readable[link] = None
+                        if updated(delivery):
+                            self._note_word(link, delivery)
             elif (answer := answers.get(kind)) is not None:
                 if readable:
                     self._read_all()  # what came before is told before
@@ -129,6 +150,15 @@ class Listener:
             pop(collector)
         if readable:
             self._read_all()
+        if self._printed:
+            self._hear_printed()
+
+    def _hear_printed(self) -> None:
+        """After an error that proton prints without an event it goes on with heartbeats, and writes nothing else."""
+        said, errors = "; ".join(self._printed), any(line.startswith("ERROR") for line in self._printed)
+        self._printed.clear()
+        if errors:
+            self.fail(Condition("amqp:internal-error", said))
 
     def fail(self, condition: Condition, *, refused: bool = False) -> None:
         """The connection is over."""
@@ -145,18 +175,9 @@ class Listener:
     # --- the connection
 
     def _opened(self, _event: Pointer) -> None:
-        connection, transport = self.connection, self.transport
-        sessions = self.sessions_allowed = int(lib.pn_transport_remote_channel_max(transport)) + 1
-        self.heard.append(
-            Opened(
-                container=text_of(lib.pn_connection_remote_container(connection)) or "",
-                hostname=text_of(lib.pn_connection_remote_hostname(connection)),
-                properties=map_of(lib.pn_connection_remote_properties(connection)),
-                capabilities=symbols_of(lib.pn_connection_remote_offered_capabilities(connection)),
-                sessions=sessions,
-                max_frame=lib.pn_transport_get_remote_max_frame(transport),
-            )
-        )
+        opened = opened_of(self.connection, self.transport)
+        self.sessions_allowed = opened.sessions
+        self.heard.append(opened)
 
     def _closed(self, _event: Pointer) -> None:
         lib.pn_connection_close(self.connection)
@@ -168,6 +189,8 @@ class Listener:
         stranger = self.spoken and (
             "header mismatch" in condition.description or "protocol header" in condition.description
         )
+        if self.hung_up and condition.description == _ABORTED:
+            condition = HUNG_UP  # proton calls that a framing error
         self.fail(condition, refused=stranger or condition.name == "amqp:unauthorized-access")
 
     # --- sessions
@@ -181,6 +204,7 @@ class Listener:
         elif session.opened:  # proton would keep a channel of it behind its end, and crash on that
             self.fail(Condition("amqp:not-allowed", "the peer began a session twice"))
         session.opened = True
+        self.begun.append(session)
         self.heard.append(SessionOpened(session))
 
     def _session_ended(self, event: Pointer) -> None:
@@ -207,7 +231,8 @@ class Listener:
         if link is not None:
             remote = target if link.is_sender else source
             link.attached = remote is not None
-            self.heard.append(LinkAttached(link, remote, properties))
+            most = int(lib.pn_link_remote_max_message_size(pointer)) or None
+            self.heard.append(LinkAttached(link, remote, properties, most))
             return
         session = self.sessions.get(lib.pn_link_session(pointer))
         if session is not None and session.alive:
@@ -260,6 +285,19 @@ class Listener:
             if link.alive:
                 self._read(link)
         self._readable.clear()
+        for link, which in self._word.items():
+            if which and link.alive:
+                self.heard.append(Spoken(link, frozenset(which)))
+        self._word.clear()
+
+    def _note_word(self, link: LinkHandle, delivery: Pointer) -> None:
+        if lib.pn_delivery_settled(delivery) or lib.pn_delivery_remote_state(delivery) in _STATES:
+            self._word.setdefault(link, set()).add(delivery)
+
+    def _forget_word(self, link: LinkHandle, delivery: Pointer) -> None:
+        """It was said with the delivery itself: it came settled, or was given up."""
+        if (which := self._word.get(link)) is not None:
+            which.discard(delivery)
 
     def _read(self, link: LinkHandle) -> None:
         """Read what has come on a link; a delivery that is not whole yet is read as far as it has come."""
@@ -293,6 +331,7 @@ class Listener:
                 raw, link.partial = bytes(link.partial), None
             lib.pn_link_advance(pointer)
             if settled := bool(presettled(delivery)):
+                self._forget_word(link, delivery)
                 lib.pn_delivery_settle(delivery)  # proton forgets it, and the peer hears nothing
             arrivals.append(Arrival(link, None if settled else delivery, raw, settled))
         if arrivals:
@@ -303,6 +342,7 @@ class Listener:
         if before:
             self.heard.append(Arrived(link, before))
         link.partial = None
+        self._forget_word(link, delivery)
         lib.pn_link_advance(link.pointer)
         lib.pn_delivery_settle(delivery)
         self.heard.append(Aborted(link))
@@ -315,7 +355,7 @@ class Listener:
         link, number = self.sent.pop(delivery, (None, 0))
         if link is None:
             return
-        disposition = _disposition_of(lib.pn_delivery_remote(delivery), state) if state in _STATES else None
+        disposition = disposition_of(lib.pn_delivery_remote(delivery), state) if state in _STATES else None
         lib.pn_delivery_settle(delivery)
         self.heard.append(OutcomeOf(link, number, disposition))
 
@@ -331,6 +371,7 @@ class Listener:
             del event
             self.listen()
         for link in self._gone_links:
+            link.session.handles -= 1
             if link.session.alive and not lib.pn_link_unsettled(link.pointer):
                 self._forget(link)
                 lib.pn_link_free(link.pointer)
@@ -354,27 +395,3 @@ def _kill(session: SessionHandle) -> None:
     session.alive = False
     for link in session.links:
         link.alive = False
-
-
-def terminus_of(terminus: Pointer) -> Terminus | None:
-    """A remote source or target; None: there is none."""
-    if lib.pn_terminus_get_type(terminus) == lib.PN_UNSPECIFIED:
-        return None
-    return Terminus(
-        text_of(lib.pn_terminus_get_address(terminus)),
-        symbols_of(lib.pn_terminus_capabilities(terminus)),
-        bool(lib.pn_terminus_is_dynamic(terminus)),
-    )
-
-
-def _disposition_of(remote: Pointer, state: int) -> Disposition:
-    if state == State.MODIFIED:
-        return Disposition(
-            State.MODIFIED,
-            failed=bool(lib.pn_disposition_is_failed(remote)),
-            undeliverable=bool(lib.pn_disposition_is_undeliverable(remote)),
-            annotations=map_of(lib.pn_disposition_annotations(remote)) or None,
-        )
-    if state == State.REJECTED:
-        return Disposition(State.REJECTED, condition=condition_of(lib.pn_disposition_condition(remote)))
-    return Disposition(State(state))

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from links.abc import Presence, Publisher
 from links.amqp.addresses import Address
 from links.amqp.deliveries import due_at, raw_of
-from links.amqp.ends import Sent
 from links.amqp.events import State
 from links.amqp.messages import copy, encode, with_annotation
+from links.amqp.sender import Sent
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused, PublishNotAccepted
 from settlement.attempts import header_count
 from settlement.delivery import Letter, check_letter
+from settlement.plans import TooLong
 
 if TYPE_CHECKING:
     from links.amqp.broker import AmqpBroker
 
 __all__ = ["AmqpPublisher"]
+
+_ADDED: Final = 1024
+"""Bytes, at most, that a copy is longer than its original, without the name of the header."""
 
 
 class AmqpPublisher(Publisher):
@@ -60,6 +64,18 @@ class AmqpPublisher(Publisher):
             why = f": {outcome.condition}" if outcome is not None and outcome.condition is not None else ""
             unrouted = "; is a queue bound there?" if outcome is not None and outcome.state is State.RELEASED else ""
             raise PublishNotAccepted(f"{self.name!r} on {self.broker.name}: {said}{why}{unrouted}")
+
+    def excess(self, letter: Letter) -> TooLong | None:
+        """How much too long a letter is for what is known of the peer; None: it fits, or nothing is known. Plain."""
+        most = self._broker.life.most(self.address) if self._broker.lives else None
+        raw = raw_of(letter.original)
+        if most is None or (raw is not None and len(raw) + len(self._broker.retry_header) + _ADDED <= most):
+            return None
+        try:
+            length = len(self._encoded(letter, time.time()))
+        except ValueError:
+            return None  # `send` says why it cannot be encoded
+        return TooLong(self.name, length, most) if length > most else None
 
     async def _sent(self, raw: bytes) -> Sent:
         """Send in this life of the connection, or the next one. Whatever it raises, nothing was sent.

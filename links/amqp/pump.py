@@ -25,7 +25,7 @@ from typing import Any, Final, cast
 
 import trio
 
-from links.amqp.ends import End, Receiver, Sender, Session
+from links.amqp.ends import End, Receiver, Session
 from links.amqp.engine import Engine
 from links.amqp.events import (
     Aborted,
@@ -40,10 +40,12 @@ from links.amqp.events import (
     Proved,
     SessionEnded,
     SessionOpened,
+    Spoken,
     Terminus,
 )
 from links.amqp.handles import LinkHandle, SessionHandle
 from links.amqp.mover import LINGER, Mover
+from links.amqp.sender import Sender
 
 __all__ = ["Pump"]
 
@@ -60,6 +62,8 @@ class Pump(Mover):
         super().__init__(stream, engine, self._on, linger=linger)
         self.peer: Opened | None = None
         """What the peer said when it opened the connection."""
+        self.max_message: int | None = None
+        """The longest message that it takes on every link of a sender so far; None: it has named no limit."""
         self._sessions: dict[SessionHandle, Session] = {}
         self._ends: dict[LinkHandle, End] = {}
         self._session_ended_at = -math.inf
@@ -75,6 +79,7 @@ class Pump(Mover):
             Arrived: lambda end, event: end.on_arrived(event.arrivals),
             Aborted: lambda end, _: end.on_aborted(),
             OutcomeOf: lambda end, event: end.on_outcome(event.number, event.disposition),
+            Spoken: lambda end, event: end.on_spoken(event.which),
             CreditGranted: lambda end, event: end.on_credit(event.drain),
             Drained: lambda end, _: end.on_drained(),
             Proved: lambda end, event: end.on_proved(event.number),

@@ -14,6 +14,7 @@ from links.abc import Link, Lost, Source
 from links.amqp.addresses import Address, Queue, Topic
 from links.amqp.deliveries import can_be_counted
 from links.amqp.ends import Receiver
+from links.amqp.fitting import fitted
 from links.amqp.life import ATTACH, Life
 from links.amqp.link import AmqpLink
 from links.amqp.publisher import AmqpPublisher
@@ -23,7 +24,7 @@ from settlement.amqp import AT_MOST_ONCE, Delays, Facts, Settle, Verb, decide
 from settlement.delays import Copies, Hold, Native, Scheduled, Stored
 from settlement.delivery import Delivery, Destination
 from settlement.outcomes import RetryAfter
-from settlement.plans import Plan
+from settlement.plans import Plan, Publish, TooLong
 from settlement.policy import Ending, Policy, positive
 
 if TYPE_CHECKING:
@@ -87,17 +88,24 @@ class AmqpSource(Source[bytes]):
         """The decision table of `settlement.amqp`.
 
         But a message that cannot be read at all is held for the delay of a `RetryAfter`, since no count can be written
-        into a copy of it, which would go round for ever: the broker's own limit ends it.
+        into a copy of it, which would go round for ever: the broker's own limit ends it. One whose copy or dead letter
+        is longer than the peer takes goes back itself.
         """
+        facts = self._facts
         if self._uncounted is not None and isinstance(outcome, RetryAfter) and not can_be_counted(delivery):
-            return decide(outcome, delivery, self._uncounted, policy)
-        return decide(outcome, delivery, self._facts, policy)
+            facts = self._uncounted
+        plan = decide(outcome, delivery, facts, policy)
+        return fitted(plan, self._excess) if plan.before or plan.after else plan
+
+    def _excess(self, step: Publish) -> TooLong | None:
+        to = self._broker.publisher(step.to) if isinstance(step.to, str) else step.to
+        return to.excess(step.letter) if isinstance(to, AmqpPublisher) else None
 
     @asynccontextmanager
     async def attach(
         self,
         subscription: str,
-        lost: Lost,  # noqa: ARG002 -- no delivery has a connection of its own here
+        lost: Lost,
         goodbye: float,
         policy: Policy = Policy(),
         *,
@@ -115,7 +123,7 @@ class AmqpSource(Source[bytes]):
         try:
             info = await self._look(life, subscription)
             self._examine(life, info, subscription, policy)
-            link = await self._attached(life, info)
+            link = await self._attached(life, info, lost)
         except LinkRefused as error:
             said = f"subscription {subscription!r}: {self.name!r} on {self.broker.name}: {error}"
             raise LinkRefused(said) from error
@@ -164,7 +172,7 @@ class AmqpSource(Source[bytes]):
             self._advised.add(said)
             _log.warning("%s", said)
 
-    async def _attached(self, life: Life, info: QueueInfo | None) -> AmqpLink:
+    async def _attached(self, life: Life, info: QueueInfo | None, lost: Lost) -> AmqpLink:
         session = await life.pump.begin()
         receiver: Receiver | None = None
         try:
@@ -179,6 +187,7 @@ class AmqpSource(Source[bytes]):
                     counts=self._counted_by_broker and counts(life.peer, None if info is None else info.kind),
                     at_most_once=self.at_most_once,
                     echoes=life.peer.is_rabbitmq or life.peer.is_embedded,
+                    lost=lost,
                 )
         except BaseException:
             session.end()

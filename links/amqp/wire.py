@@ -15,6 +15,7 @@ from links.amqp.values import LIST, compound, elements, scalar, skip
 __all__ = [
     "ATTACH",
     "BEGIN",
+    "DISPOSITION",
     "FLOW",
     "TRANSFER",
     "Frame",
@@ -37,13 +38,14 @@ BEGIN: Final = 0x11
 ATTACH: Final = 0x12
 FLOW: Final = 0x13
 TRANSFER: Final = 0x14
+DISPOSITION: Final = 0x15
 
 _NULL, _TRUE, _LONG_TRUE = b"\x40", b"\x41", b"\x56\x01"
 _HEADER = 8
 _SMALLEST = 11
 """With so many bytes a frame tells its performative; a heartbeat at the end is looked at with what follows."""
 _AMQP: Final = int.from_bytes(b"AMQP", "big")
-_WATCHED: Final = frozenset({ATTACH, FLOW})
+_WATCHED: Final = frozenset({BEGIN, ATTACH, FLOW})
 _HANDLE, _DELIVERY_COUNT, _CREDIT, _DRAIN, _ECHO = 4, 5, 6, 8, 9
 """Fields of a flow (part 2.7.4)."""
 _SERIAL, _HALF = 0xFFFFFFFF, 1 << 31
@@ -103,7 +105,7 @@ class Frames:
 
 
 class Watch:
-    """Picks attaches and flows out of one direction of a connection, and passes over the rest as fast as it can."""
+    """Picks begins, attaches and flows out of one direction of a connection; passes over the rest as fast as it can."""
 
     def __init__(self) -> None:
         self._kept = b""
@@ -111,7 +113,7 @@ class Watch:
         """Bytes to come of a frame that does not matter."""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The attaches and flows that `data` completes."""
+        """The begins, attaches and flows that `data` completes."""
         found: list[Frame] = []
         if self._kept:
             data = self._kept + data

@@ -22,7 +22,7 @@ from tests.links.rabbit_kit import Rabbit
 
 pytestmark = pytest.mark.amqp
 
-COPIES = Capabilities(native_delay=False, gives_back=False, virtual_time=True)
+COPIES = Capabilities(native_delay=False, virtual_time=True)
 DELAYED = attrs.evolve(COPIES, native_delay=True)
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from links.amqp.embedded import EmbeddedBroker, QueuePolicy
 from links.amqp.embedded_store import recounted
-from links.amqp.ends import Receiver, Sender, Session
+from links.amqp.ends import Receiver, Session
 from links.amqp.engine import Engine
 from links.amqp.events import (
     ACCEPTED,
@@ -29,6 +29,7 @@ from links.amqp.events import (
 from links.amqp.handles import Arrival
 from links.amqp.pump import Pump
 from links.amqp.sections import split
+from links.amqp.sender import Sender
 from links.amqp.settings import Login, Settings
 from links.amqp.values import Timestamp
 from links.errors import LinkError

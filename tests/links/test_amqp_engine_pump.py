@@ -14,10 +14,11 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from links.amqp.embedded import EmbeddedBroker
 from links.amqp.embedded_peer import Peer
-from links.amqp.ends import Receiver, Sender, Session
+from links.amqp.ends import Receiver, Session
 from links.amqp.engine import Engine
 from links.amqp.events import ACCEPTED, Condition, Terminus
 from links.amqp.pump import Pump
+from links.amqp.sender import Sender
 from links.amqp.settings import Login, Settings
 from links.errors import ConnectionBroken, LinkBroken, LinkError, LinkRefused
 
