@@ -106,6 +106,14 @@ class AmqpBroker(Broker):
     def __repr__(self) -> str:
         return f"<AmqpBroker {self.name}: {self.presence.value}>"
 
+    def shares_queues_with(self, other: AmqpBroker) -> bool:
+        """Do both lead to one virtual host of one broker, as far as can be told without asking?"""
+        if self is other:
+            return True
+        if self._connect != other._connect:
+            return False  # a tunnel leads to where it leads
+        return bool({each.place for each in self._targets} & {each.place for each in other._targets})
+
     # --- what a user calls
 
     def queue(

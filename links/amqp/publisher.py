@@ -36,6 +36,10 @@ class AmqpPublisher(Publisher):
     def __repr__(self) -> str:
         return f"<AmqpPublisher to {self.name!r} on {self.broker.name}>"
 
+    def reaches(self, source: Address, broker: AmqpBroker) -> bool:
+        """May what it publishes come out of this source, of this broker?"""
+        return self.address.is_place_of(source) and self._broker.shares_queues_with(broker)
+
     async def send(self, letter: Letter) -> None:
         """Send one message and wait until it is accepted; others may be on their way at the same time.
 

@@ -79,8 +79,8 @@ class AmqpSource(Source[bytes]):
     def check(self, policy: Policy) -> None:
         """Refuse, by `ValueError`, a dead letter that is the queue itself: it would go round for ever."""
         to = policy.dead_letter
-        same = isinstance(to, AmqpPublisher) and to.broker is self.broker and to.address == self._address
-        if same or (isinstance(self._address, Queue) and to == self.name):
+        publisher = self._broker.publisher(to) if isinstance(to, str) else to
+        if isinstance(publisher, AmqpPublisher) and publisher.reaches(self._address, self._broker):
             raise ValueError(f"dead_letter must be another address than {self.name!r} itself")
 
     def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Verb]:
@@ -155,8 +155,8 @@ class AmqpSource(Source[bytes]):
         if info is not None:
             has_dead_letter = policy.dead_letter is not None
             said = advice(info, max_attempts=policy.max_attempts, has_dead_letter=has_dead_letter)
-            if said is not None:
-                self._advise(f"subscription {subscription!r}: {said}")
+            if said is not None:  # at every attach: it may be declared anew in between, and be lost all the same
+                _log.warning("subscription %r: %s", subscription, said)
 
     def _advise(self, said: str) -> None:
         """Once per source: every life looks again."""

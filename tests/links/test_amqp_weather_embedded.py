@@ -42,7 +42,7 @@ class Scene:
         return AmqpBroker("amqp://localhost", connect=self.connect)
 
     def there(self, queue: str) -> list[bytes]:
-        return [split(raw).body for raw in self.server.ready(queue)]
+        return [letter.body for letter in self.server.ready(queue)]
 
 
 @asynccontextmanager
