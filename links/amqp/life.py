@@ -8,6 +8,7 @@ connection is over everything here raises `ConnectionBroken`; the next life has 
 
 from __future__ import annotations
 
+import math
 import secrets
 from itertools import count
 from typing import Final
@@ -23,7 +24,10 @@ from links.amqp.pump import Pump
 from links.amqp.rabbitmq import Peer, QueueInfo
 from links.errors import LinkBroken
 
-__all__ = ["ATTACH", "Life"]
+__all__ = ["AGAIN", "ATTACH", "Life"]
+
+AGAIN: Final = 5.0
+"""Seconds for which a management that did not answer is not asked again."""
 
 ATTACH: Final = 30.0
 """Seconds within which a peer answers an attach."""
@@ -48,6 +52,7 @@ class Life:
         self._asking = trio.Lock()
         self._manager: Management | None = None
         self._mute: LinkBroken | None = None
+        self._asked = -math.inf
         self._token = secrets.token_hex(4)
         self._links = count(1)
         self._session: Session | None = None
@@ -63,20 +68,20 @@ class Life:
     async def queue(self, name: str) -> QueueInfo:
         """Ask the management of a RabbitMQ what this queue is like.
 
-        Raises `LinkRefused` where there is none, `ConnectionBroken`; `LinkBroken` where it does not say, and then for
-        every queue of this life: others need not wait for it as well. Cancellation: nothing was done.
+        Raises `LinkRefused` where there is none, `ConnectionBroken`; `LinkBroken` where it does not say, and then at
+        once for every queue, for 5 s: others need not wait for it as well. Cancellation: nothing was done.
         """
         async with self._asking:
-            if self._mute is not None:
+            if self._mute is not None and trio.current_time() < self._asked + AGAIN:
                 raise LinkBroken(str(self._mute)) from self._mute
             try:
                 return await self._ask(name)
             except LinkBroken as error:
-                self._mute = error
+                self._mute, self._asked = error, trio.current_time()
                 raise
 
     async def _ask(self, name: str) -> QueueInfo:
-        if self._manager is None:
+        if self._manager is None or self._manager.is_broken:  # one that is mute is kept: its session may be stuck
             session = await self.pump.begin()
             manager = Management(self.pump, session)
             try:

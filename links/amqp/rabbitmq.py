@@ -14,8 +14,12 @@ from typing import Final, cast
 
 import attrs
 
-__all__ = ["Peer", "QueueInfo", "advice", "counts", "delays_natively", "queue_info"]
+__all__ = ["IS_A_STREAM", "Peer", "QueueInfo", "advice", "counts", "delays_natively", "queue_info"]
 
+IS_A_STREAM: Final = (
+    "a stream gives nothing back: what is retried or left unsettled never comes again. Take from a quorum or classic "
+    "queue, bound to the same exchange, or read the stream by a client of streams"
+)
 DEFAULT_DELIVERY_LIMIT: Final = 20
 """That of a quorum queue whose arguments say nothing, from 4.0 on."""
 

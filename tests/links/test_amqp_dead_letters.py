@@ -109,18 +109,14 @@ def test_a_name_that_is_the_raw_address_of_the_source_is_refused() -> None:
     ],
 )
 def test_a_queue_of_the_same_name_elsewhere_is_another_one(url: str, dead: Address) -> None:
-    Subscription(
-        AmqpBroker(URL).queue("orders"), handler, policy=Policy(dead_letter=AmqpBroker(url).publisher(dead))
-    )
+    Subscription(AmqpBroker(URL).queue("orders"), handler, policy=Policy(dead_letter=AmqpBroker(url).publisher(dead)))
 
 
 def test_two_embedded_brokers_are_two_although_their_urls_are_one() -> None:
     """What `connect` leads to is no more known than that it is another function."""
     here, there = EmbeddedBroker(), EmbeddedBroker()
     source = AmqpBroker(URL, connect=here.connect).queue("orders")
-    Subscription(
-        source, handler, policy=Policy(dead_letter=AmqpBroker(URL, connect=there.connect).publisher("orders"))
-    )
+    Subscription(source, handler, policy=Policy(dead_letter=AmqpBroker(URL, connect=there.connect).publisher("orders")))
     with pytest.raises(ValueError, match="dead_letter must be another address"):
         Subscription(
             source, handler, policy=Policy(dead_letter=AmqpBroker(URL, connect=here.connect).publisher("orders"))

@@ -17,7 +17,6 @@ from links.amqp.broker import AmqpBroker
 from links.amqp.embedded import EmbeddedBroker
 from links.amqp.engine import Engine
 from links.amqp.pump import Pump
-from links.amqp.sections import split
 from links.amqp.settings import Login, Settings
 from links.errors import LinkBroken
 from settlement import Delivery
