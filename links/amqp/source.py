@@ -59,6 +59,7 @@ class AmqpSource(Source[bytes]):
         self.at_most_once = settle is AT_MOST_ONCE
         after = delays if isinstance(delays, Copies) else Copies() if self.at_most_once else None
         self.copies = 0 if after is None else after.max_waiting
+        self.held = delays.max_held if isinstance(delays, Hold) else None
         self._address = address
         self._credit = None if credit is None else positive("credit", credit)
         self._delays = delays
