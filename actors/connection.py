@@ -26,8 +26,8 @@ __all__ = ["Connection", "connected"]
 class Connection:
     """Keeps one broker connected.
 
-    `goodbye`: seconds that a life has to close; `dependents`: who waits for it; `broke`: hears, after start-up, why it is
-    gone, and why it does not come back.
+    `goodbye`: seconds that a life has to close; `dependents`: who waits for it; `broke`: hears, after start-up, why it
+    is gone, and why it does not come back.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Connection:
         drain: Drain,
         tell: Tell,
         dependents: tuple[str, ...] = (),
+        *,
         broke: Callable[[LinkError], None] | None = None,
     ) -> None:
         self.broker = broker

@@ -33,9 +33,7 @@ class Holder(Protocol):
 class InFlight:
     """The deliveries of one life. `rest`: the line of what nothing is said for."""
 
-    def __init__(
-        self, limit: int, books: Books, copies: OwedCopies, rest: Line, held: int | None = None
-    ) -> None:
+    def __init__(self, limit: int, books: Books, copies: OwedCopies, rest: Line, held: int | None = None) -> None:
         self.limit = limit
         self.taken = 0
         self.open: dict[Received[Any], Holder | Order | None] = {}

@@ -67,6 +67,8 @@ async def _tell(publisher: Publisher, slow: Callable[[str], None]) -> None:
         waited += SLOW
         broker = publisher.broker
         if broker.presence is Presence.UP:
-            slow(f"{broker.name} has not confirmed it for {waited:g} s: it may block publishers (an alarm of its memory)")
+            slow(
+                f"{broker.name} has not confirmed it for {waited:g} s: it may block publishers (an alarm of its memory)"
+            )
         else:
             slow(f"{broker.name} is {broker.presence.value}")

@@ -187,7 +187,12 @@ class Runtime:
                 dependents.setdefault(letter_to.broker, [])
         return [
             Connection(
-                broker, self._drain.exit, self._drain, self._tell, tuple(names), partial(self._degrade, tuple(names))
+                broker,
+                self._drain.exit,
+                self._drain,
+                self._tell,
+                tuple(names),
+                broke=partial(self._degrade, tuple(names)),
             )
             for broker, names in dependents.items()
             if not broker.is_open

@@ -202,7 +202,7 @@ class Worker:
         return plan
 
     async def _has_room(self, received: Received[Any], take: Callable[[Received[Any]], Awaitable[None]]) -> bool:
-        """Take room among copies or held, in the delivery's scope: the end of grace leaves it unsettled (DESIGN 3.7)."""
+        """Take room, in the delivery's scope: the end of grace leaves it unsettled (DESIGN 3.7)."""
         self._current = (received,)
         with self._new_scope() as scope:
             await take(received)

@@ -164,12 +164,11 @@ async def test_a_stream_that_is_learned_of_later_ends_the_life(
 ) -> None:
     """After start-up a refusal is weather: loud and degraded."""
     embedded, broker = rabbitmq()
-    async with embedded.running():
-        async with open_runtime(Subscription(broker.queue("orders"), handler)) as runtime:
-            manage.says = kind("stream")
-            await trio.sleep(30.0)
-            (why,) = runtime.statistics()["orders"].degraded
-            assert "a stream gives nothing back" in why
+    async with embedded.running(), open_runtime(Subscription(broker.queue("orders"), handler)) as runtime:
+        manage.says = kind("stream")
+        await trio.sleep(30.0)
+        (why,) = runtime.statistics()["orders"].degraded
+        assert "a stream gives nothing back" in why
 
 
 async def test_a_stream_is_known_by_its_messages_where_nobody_says_it(
@@ -178,11 +177,10 @@ async def test_a_stream_is_known_by_its_messages_where_nobody_says_it(
     """Each has its offset: no handler is called for one."""
     embedded, broker = rabbitmq()
     work = Handler()
-    async with embedded.running():
-        async with open_runtime(Subscription(broker.queue("orders"), work)) as runtime:
-            embedded.publish("/queues/orders", STREAM)
-            await until(lambda: bool(runtime.statistics()["orders"].degraded))
-            assert "a stream gives nothing back" in runtime.statistics()["orders"].degraded[0]
+    async with embedded.running(), open_runtime(Subscription(broker.queue("orders"), work)) as runtime:
+        embedded.publish("/queues/orders", STREAM)
+        await until(lambda: bool(runtime.statistics()["orders"].degraded))
+        assert "a stream gives nothing back" in runtime.statistics()["orders"].degraded[0]
     assert work.bodies == []
 
 
@@ -191,9 +189,8 @@ async def test_one_warning_says_that_it_is_asked_again(
 ) -> None:
     """However long the management is mute."""
     embedded, broker = rabbitmq()
-    async with embedded.running():
-        async with open_runtime(Subscription(broker.queue("orders"), handler)):
-            await trio.sleep(300.0)
+    async with embedded.running(), open_runtime(Subscription(broker.queue("orders"), handler)):
+        await trio.sleep(300.0)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 1
     assert "cannot be read" in said[0]
@@ -221,9 +218,8 @@ async def test_a_stream_of_rabbitmq_is_known_by_its_messages(rabbit: Rabbit, man
     name = await rabbit.queue(kind="stream")
     broker, work = AmqpBroker(rabbit.url), Handler()
     manage.says = None
-    async with connected(broker):
-        async with open_runtime(Subscription(broker.queue(name), work)) as runtime:
-            await broker.publisher(name).publish(b"x")
-            await until(lambda: bool(runtime.statistics()[name].degraded))
-            assert "a stream gives nothing back" in runtime.statistics()[name].degraded[0]
+    async with connected(broker), open_runtime(Subscription(broker.queue(name), work)) as runtime:
+        await broker.publisher(name).publish(b"x")
+        await until(lambda: bool(runtime.statistics()[name].degraded))
+        assert "a stream gives nothing back" in runtime.statistics()[name].degraded[0]
     assert work.bodies == []
