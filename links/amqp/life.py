@@ -35,9 +35,9 @@ ATTACH: Final = 30.0
 
 @attrs.define(eq=False)
 class _Way:
-    """The link to one address, and whose turn it is: messages go in the order in which they were asked for."""
+    """The link to one address."""
 
-    turn: trio.Lock = attrs.field(factory=trio.Lock)
+    attaching: trio.Lock = attrs.field(factory=trio.Lock)
     sender: Sender | None = None
 
 
@@ -92,20 +92,25 @@ class Life:
             self._manager = manager
         return await self._manager.queue(name)
 
-    async def send(self, address: Address, raw: bytes) -> Sent:
-        """Send a message to this address, behind those that were asked for before.
+    def sender_now(self, address: Address) -> Sender | None:
+        """The link to this address, where there is one and nobody else waits for it."""
+        way = self._ways.get(address)
+        return None if way is None or way.attaching.locked() else way.sender
 
-        Whatever it raises, nothing was sent: `LinkRefused`, `LinkBroken`, `ConnectionBroken`. Cancellation: the same.
+    async def sender(self, address: Address) -> Sender:
+        """The link to this address, attached. Raises `LinkRefused`, `LinkBroken`, `ConnectionBroken`.
+
+        Cancellation: it is detached, or stays.
         """
         way = self._ways.setdefault(address, _Way())
-        if way.sender is not None and not way.turn.locked():  # nobody is before us; by turns each were a write
-            await trio.lowlevel.checkpoint_if_cancelled()
-            if (sent := way.sender.send_nowait(raw)) is not None:
-                return sent
-        async with way.turn:
+        async with way.attaching:
             if way.sender is None or way.sender.broken is not None:
                 way.sender = await self._attach(address)
-            return await way.sender.send(raw)
+            return way.sender
+
+    async def send(self, address: Address, raw: bytes) -> Sent:
+        """Send a message to this address, in this life. Whatever it raises, nothing was sent; cancelled, the same."""
+        return await (await self.sender(address)).send(raw)
 
     async def _attach(self, address: Address) -> Sender:
         to = address.on(self.peer)
