@@ -101,10 +101,7 @@ class End(_Awaited):
             self.break_(session.broken or LinkBroken(f"{address}: the session ended"))
 
     async def attached(self) -> None:
-        """Wait for the answer to the attach.
-
-        Raises `LinkRefused` with the peer's reason where it detaches the link or ends the session instead.
-        """
+        """Wait for the answer to the attach. `LinkRefused`: the peer detached the link or ended the session instead."""
         await self._until(lambda: self.remote is not None)
 
     def detach(self) -> None:
@@ -176,7 +173,7 @@ class Receiver(End):
         return len(self.arrived) + (0 if self._handle is None else self.pump.engine.credit(self._handle))
 
     def grant(self, credit: int) -> None:
-        """Give credit, after `attached`. It is written at once where the peer may run out of it, else within 2 ms."""
+        """Give credit, after `attached`: written at once where the peer may run out of it, else within 2 ms."""
         if self._handle is None or self._taken_back or not self.pump.engine.grant(self._handle, credit):
             return
         if self._pulls != self.pump.pulls:
@@ -347,10 +344,7 @@ class Sender(End):
         return turn.sent
 
     async def until_credit(self) -> None:
-        """Wait until `send_nowait` sends, for the only one who waits here. Raises what ended the link.
-
-        Cancellation: nothing was done.
-        """
+        """Wait until `send_nowait` sends, for the only one who waits here. Cancellation: nothing was done."""
         await self._until(lambda: self.broken is None and self.credit > 0 and not self.waiting)
 
     def send_nowait(self, raw: bytes) -> Sent | None:

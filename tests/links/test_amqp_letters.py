@@ -88,7 +88,9 @@ async def test_a_letter_that_is_cancelled_while_it_waits_is_never_sent(autojump_
     asked = Asked(broker)
     scopes: dict[bytes, trio.CancelScope] = {}
 
-    async def publish(number: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def publish(  # noqa: ASYNC114
+        number: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         with trio.CancelScope() as scope:
             scopes[b"%04d" % number] = scope
             task_status.started()

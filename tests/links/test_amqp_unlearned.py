@@ -94,18 +94,20 @@ async def test_native_says_what_it_waits_for(
     """A link that comes back in an alarm is degraded by what it cannot learn, and not by a no."""
     embedded, broker = rabbitmq()
     manage.says = kind("quorum")
-    async with embedded.running():
-        async with open_runtime(Subscription(broker.queue("orders", delays=Native()), handler)) as runtime:
-            manage.says = None
-            embedded.peers[0].break_off("cut")
-            await trio.sleep(15.0)
-            (why,) = runtime.statistics()["orders"].degraded
-            assert "the type of queue 'orders' cannot be read" in why
-            assert not runtime.statistics()["orders"].attached
-            manage.says = kind("quorum")
-            await trio.sleep(16.0)
-            assert runtime.statistics()["orders"].degraded == ()
-            assert runtime.statistics()["orders"].attached
+    async with (
+        embedded.running(),
+        open_runtime(Subscription(broker.queue("orders", delays=Native()), handler)) as runtime,
+    ):
+        manage.says = None
+        embedded.peers[0].break_off("cut")
+        await trio.sleep(15.0)
+        (why,) = runtime.statistics()["orders"].degraded
+        assert "the type of queue 'orders' cannot be read" in why
+        assert not runtime.statistics()["orders"].attached
+        manage.says = kind("quorum")
+        await trio.sleep(16.0)
+        assert runtime.statistics()["orders"].degraded == ()
+        assert runtime.statistics()["orders"].attached
 
 
 @pytest.mark.parametrize(("version", "says"), [("4.0.5", None), ("4.3.6", kind("classic"))])
@@ -128,22 +130,24 @@ async def test_who_attached_without_knowing_learns_and_counts_by_the_broker(
     embedded, broker = rabbitmq()
     counted, copied = b"\x00\x53\x70\x45\x00\x53\x75\xa0\x01b", b"\x00\x53\x70\x45\x00\x53\x75\xa0\x01a"
     work = Handler({b"a": [Retry()], b"b": [Retry()]})
-    async with embedded.running():
-        async with open_runtime(Subscription(broker.queue("orders"), work, policy=Policy(max_attempts=3))) as runtime:
-            embedded.publish("/queues/orders", copied)
-            await work.has(b"a", b"a")
-            assert [each.redelivery_count for each in work.of(b"a")] == [None, None]
-            manage.says = kind("quorum")
-            asked = manage.asked
-            await trio.sleep(30.0)
-            embedded.publish("/queues/orders", counted)
-            await work.has(b"b", b"b")
-            assert [(each.attempt, each.redelivery_count) for each in work.of(b"b")] == [(1, 0), (2, 1)]
-            learned = manage.asked
-            assert learned > asked
-            await trio.sleep(100.0)
-            assert manage.asked == learned
-            assert runtime.statistics()["orders"].restarts == 0
+    async with (
+        embedded.running(),
+        open_runtime(Subscription(broker.queue("orders"), work, policy=Policy(max_attempts=3))) as runtime,
+    ):
+        embedded.publish("/queues/orders", copied)
+        await work.has(b"a", b"a")
+        assert [each.redelivery_count for each in work.of(b"a")] == [None, None]
+        manage.says = kind("quorum")
+        asked = manage.asked
+        await trio.sleep(30.0)
+        embedded.publish("/queues/orders", counted)
+        await work.has(b"b", b"b")
+        assert [(each.attempt, each.redelivery_count) for each in work.of(b"b")] == [(1, 0), (2, 1)]
+        learned = manage.asked
+        assert learned > asked
+        await trio.sleep(100.0)
+        assert manage.asked == learned
+        assert runtime.statistics()["orders"].restarts == 0
 
 
 @pytest.mark.parametrize("delays", [Copies(), Hold(3), Native()])
@@ -154,7 +158,7 @@ async def test_a_stream_is_refused_as_a_source(
     embedded, broker = rabbitmq()
     manage.says = kind("stream")
     async with embedded.running():
-        with pytest.raises(LinkRefused, match="'orders'.*a stream gives nothing back.*quorum or classic queue"):
+        with pytest.raises(LinkRefused, match=r"'orders'.*a stream gives nothing back.*quorum or classic queue"):
             async with open_runtime(Subscription(broker.queue("orders", delays=delays), handler)):
                 pass
 

@@ -109,16 +109,19 @@ async def test_a_letter_that_merely_waits_is_degraded(autojump_clock: trio.testi
         source, policy = far.queue("orders", delays=Copies()), Policy()
         there = letters
     work = Handler({b"01": [RetryAfter(1.0)]})
-    async with letters.running(), main.running():
-        async with open_runtime(Subscription(source, work, policy=policy)) as runtime:
-            there.publish("orders", message(1))
-            await work.has(b"01")
-            letters.peers[0].freeze()
-            await trio.sleep(8.0)
-            (mark,) = runtime.statistics()["orders"].degraded
-            assert mark.startswith(f"{step}: amqp://far:5672 has not confirmed it for 5 s")
-            letters.peers[0].thaw()
-            await until(lambda: runtime.statistics()["orders"].degraded == ())
+    async with (
+        letters.running(),
+        main.running(),
+        open_runtime(Subscription(source, work, policy=policy)) as runtime,
+    ):
+        there.publish("orders", message(1))
+        await work.has(b"01")
+        letters.peers[0].freeze()
+        await trio.sleep(8.0)
+        (mark,) = runtime.statistics()["orders"].degraded
+        assert mark.startswith(f"{step}: amqp://far:5672 has not confirmed it for 5 s")
+        letters.peers[0].thaw()
+        await until(lambda: runtime.statistics()["orders"].degraded == ())
 
 
 # --- a login that is refused after a break
