@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from typing import Any
 
 import attrs
@@ -74,6 +75,7 @@ class BeforeSteps:
         for step in self.plan.before:
             if isinstance(step, Wait):
                 await self.drain.unless_requested(step.seconds)
+                self.in_flight.end_hold(self.received)
             elif self._expired():
                 return None
             elif not await self._published(step):
@@ -92,7 +94,7 @@ class BeforeSteps:
                     if last:
                         self.last_try()
                     try:
-                        await self.letterbox.post(step)
+                        await self.letterbox.post(step, partial(self.books.degrade, what, who=self))
                     except PUBLISH_FAILED as failed:
                         error = failed
                     else:

@@ -24,15 +24,27 @@ __all__ = ["Connection", "connected"]
 
 
 class Connection:
-    """Keeps one broker connected. `goodbye`: seconds that a life has to close; `dependents`: who waits for it."""
+    """Keeps one broker connected.
+
+    `goodbye`: seconds that a life has to close; `dependents`: who waits for it; `broke`: hears, after start-up, why it
+    is gone, and why it does not come back.
+    """
 
     def __init__(
-        self, broker: Broker, goodbye: float, drain: Drain, tell: Tell, dependents: tuple[str, ...] = ()
+        self,
+        broker: Broker,
+        goodbye: float,
+        drain: Drain,
+        tell: Tell,
+        dependents: tuple[str, ...] = (),
+        *,
+        broke: Callable[[LinkError], None] | None = None,
     ) -> None:
         self.broker = broker
         self._goodbye = goodbye
         self._drain = drain
         self._dependents = dependents
+        self._broke = broke
         self._supervisor = Supervisor(broker.name, tell)
         self._shield = trio.CancelScope(shield=True)
         self._lives = trio.CancelScope()
@@ -60,6 +72,8 @@ class Connection:
                     startup.refused(broker, self._named(error))
                     await trio.sleep_forever()  # the start-up raises it, when everybody was heard
                 startup.failed(broker)
+            elif self._broke is not None:
+                self._broke(error)
 
         async def pause(delay: float) -> bool:
             if await self._drain.unless_requested(delay):

@@ -3,7 +3,7 @@
 Owns `open`, the places and the reserved room among the copies. Told by plain calls, in the tick in which something
 became true; whoever learns that a verb was said (and proved, where the link proves) removes the delivery here. What is
 still open when the life ends is booked by `close`, so that no delivery is without a line. Nothing here waits but
-`place` and `reserve`; cancelled there, nothing was taken.
+`place`, `hold` and `reserve`; cancelled there, nothing was taken.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Holder(Protocol):
 class InFlight:
     """The deliveries of one life. `rest`: the line of what nothing is said for."""
 
-    def __init__(self, limit: int, books: Books, copies: OwedCopies, rest: Line) -> None:
+    def __init__(self, limit: int, books: Books, copies: OwedCopies, rest: Line, held: int | None = None) -> None:
         self.limit = limit
         self.taken = 0
         self.open: dict[Received[Any], Holder | Order | None] = {}
@@ -46,6 +46,8 @@ class InFlight:
         self._books = books
         self._copies = copies
         self._reserved: set[Received[Any]] = set()
+        self._room_to_hold = None if held is None else trio.Semaphore(held)
+        self._held: set[Received[Any]] = set()
         self._parked: trio.Event | None = None
         self._awaited: dict[Received[Any], trio.Event] = {}
 
@@ -101,6 +103,7 @@ class InFlight:
         if received in self.open:
             self._unsaid(self.rest if line is None else line, received)
         self.release(received)
+        self.end_hold(received)
         self.free([received])
 
     def lose(self, line: Line, received: Received[Any]) -> bool:
@@ -134,6 +137,20 @@ class InFlight:
     def _unsaid(self, line: Line, received: Received[Any]) -> None:
         self.ended(line, [received])
         self.forget(received)
+
+    # --- those that wait before their verb
+
+    async def hold(self, received: Received[Any]) -> None:
+        """Wait for room among the held, where it is bounded. Cancellation: no room was taken."""
+        if self._room_to_hold is not None:
+            await self._room_to_hold.acquire()
+            self._held.add(received)
+
+    def end_hold(self, received: Received[Any]) -> None:
+        """Its wait is over: give the room back, if there is one for this delivery."""
+        if received in self._held and self._room_to_hold is not None:
+            self._held.remove(received)
+            self._room_to_hold.release()
 
     # --- copies
 

@@ -67,7 +67,9 @@ class LinkLife:
         source, subscription = self.subscription.source, self.subscription
         size = subscription.size if isinstance(subscription, BatchSubscription) else 1
         rest = Line.REFUSED if source.at_most_once else Line.UNSETTLED
-        self.in_flight = InFlight(source.limit(subscription.concurrency, size), self.books, self.copies, rest)
+        self.in_flight = InFlight(
+            source.limit(subscription.concurrency, size), self.books, self.copies, rest, source.held
+        )
         if source.lease is not None:
             self._keeper = LeaseKeeper(subscription.name, source.lease, source.renewal, self.in_flight)
 

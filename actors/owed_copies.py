@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from functools import partial
 from itertools import count
 
 import attrs
@@ -168,7 +169,7 @@ class OwedCopies:
         assert isinstance(step, Publish)  # noqa: S101 -- `_walk` took the others
         what = f"copies to {name_of(step.to)}"
         try:
-            await self._letterbox.post(step)
+            await self._letterbox.post(step, partial(self._books.degrade, what, who=self))
         except PUBLISH_FAILED as error:
             copy.failures += 1
             self._books.degrade(what, error, self)

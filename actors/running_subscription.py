@@ -113,6 +113,7 @@ class RunningSubscription:
             nonlocal over
             if isinstance(error, ConnectionBroken):
                 over = seen
+                self._mute = False  # that says nothing of the link
             if not startup.gate.is_set():
                 if isinstance(error, LinkRefused):
                     startup.refused(name, error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable
+from functools import partial
 
 import trio
 
@@ -18,6 +19,7 @@ from actors.running_subscription import RunningSubscription, Statistics
 from actors.startup import StartUp
 from actors.subscription import AnySubscription, BatchSubscription, Subscription
 from links.abc import Broker, Publisher
+from links.errors import LinkError
 from settlement.groups import alone, leaves, raise_bare
 from settlement.ledger import Ledger
 
@@ -164,6 +166,12 @@ class Runtime:
         for running in self._subscriptions.values():
             running.stop()
 
+    def _degrade(self, names: tuple[str, ...], error: LinkError) -> None:
+        """Why these have no link: what their connection said last, such as a login that is refused now."""
+        for name in names:
+            running = self._subscriptions[name]
+            running.books.degrade("the link", error, running)
+
     def _publishing(self) -> bool:
         return any(running.publishing for running in self._subscriptions.values())
 
@@ -178,7 +186,14 @@ class Runtime:
             if isinstance(letter_to := running.subscription.policy.dead_letter, Publisher):
                 dependents.setdefault(letter_to.broker, [])
         return [
-            Connection(broker, self._drain.exit, self._drain, self._tell, tuple(names))
+            Connection(
+                broker,
+                self._drain.exit,
+                self._drain,
+                self._tell,
+                tuple(names),
+                broke=partial(self._degrade, tuple(names)),
+            )
             for broker, names in dependents.items()
             if not broker.is_open
         ]

@@ -171,15 +171,18 @@ class Worker:
             received = ended.received
             plan = self._decide(ended)
             if plan.before:
+                waits = isinstance(plan.before[0], Wait)
+                if waits and not await self._has_room(received, self._in_flight.hold):
+                    continue
                 self._walk(received, plan, orders)
-                if self._serial and not isinstance(plan.before[0], Wait):
+                if self._serial and not waits:
                     slots.append(self._in_flight.slot(received))
                 continue
             if plan.after:
                 if alone:  # the copies of these may be what the room waits for
                     await self._settler.say(alone)
                     alone = []
-                if not await self._reserved(received):
+                if not await self._has_room(received, self._in_flight.reserve):
                     continue
             order = Order(received, plan)
             if self._settler.alone:
@@ -198,11 +201,11 @@ class Worker:
             self._books.decided(delivery, plan, ended.ending, ended.cause)
         return plan
 
-    async def _reserved(self, received: Received[Any]) -> bool:
-        """Take room among the copies, in the delivery's scope: the end of grace leaves it unsettled (DESIGN 3.7)."""
+    async def _has_room(self, received: Received[Any], take: Callable[[Received[Any]], Awaitable[None]]) -> bool:
+        """Take room, in the delivery's scope: the end of grace leaves it unsettled (DESIGN 3.7)."""
         self._current = (received,)
         with self._new_scope() as scope:
-            await self._in_flight.reserve(received)
+            await take(received)
         self._current = ()
         if scope.cancelled_caught:
             self._in_flight.leave(received)

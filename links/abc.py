@@ -183,6 +183,8 @@ class Source(ABC, Generic[R]):
     """Each delivery was let go when it arrived; its place returns when its handler ended."""
     lease: float | None = None
     """Seconds for which a received delivery is ours unless extended; None: until the link ends."""
+    held: int | None = None
+    """How many deliveries may wait before their verb at once; None: as many as are in hand."""
     copies: int = 0
     """How many copies may wait for their time at once; 0: no plan of this source has a step after its verb."""
 

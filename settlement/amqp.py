@@ -22,6 +22,8 @@ At least once:
 | `Scheduled(annotation)` | publish a copy that the broker keeps for d, then accepted |
 | `Stored(queue)` | publish a copy to the table, which keeps it for d, then accepted |
 
+`Native` and `Scheduled` cut d to `LONGEST`, with a warning: their annotations are milliseconds in 64 bits.
+
 Where a drain ends before a step that stands before the verb succeeded, *modified* is said instead.
 
 At most once every delivery was accepted on arrival, and nothing more can be said of it. What needs saying is refused
@@ -38,7 +40,7 @@ At most once every delivery was accepted on arrival, and nothing more can be sai
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -53,6 +55,7 @@ from settlement.policy import DeadLetter, Ending, Policy, Turn
 __all__ = [
     "AT_LEAST_ONCE",
     "AT_MOST_ONCE",
+    "LONGEST",
     "Accepted",
     "Delays",
     "Facts",
@@ -111,6 +114,9 @@ AT_LEAST_ONCE = Settle.AT_LEAST_ONCE
 AT_MOST_ONCE = Settle.AT_MOST_ONCE
 
 _COPIES = Copies()
+
+LONGEST: Final = 9e15
+"""Seconds that an annotation of a delay, or of the time when it is over, can say; 285 million years."""
 
 
 @attrs.frozen
@@ -181,9 +187,11 @@ def _later(delay: float, delivery: Delivery[Any], facts: Facts, policy: Policy) 
         case Native():
             if _needs_copy(delivery, policy):
                 return _copy_first(Line.DELAYED, Wait(delay), Publish(_copy(delivery, facts), facts.address))
-            return Plan(Line.DELAYED, Modified(delay))
+            kept, cut = _sayable(delay)
+            return Plan(Line.DELAYED, Modified(kept), notice=cut)
         case Scheduled():
-            return _copy_first(Line.DELAYED, Publish(_copy(delivery, facts, delay), facts.address))
+            kept, cut = _sayable(delay)
+            return _copy_first(Line.DELAYED, Publish(_copy(delivery, facts, kept), facts.address), notice=cut)
         case Stored(queue):
             return _copy_first(Line.DELAYED, Publish(_copy(delivery, facts, delay), queue))
 
@@ -203,21 +211,32 @@ def _at_most_once(outcome: Ending, delivery: Delivery[Any], facts: Facts, policy
                 case Turn.DISCARD:
                     return Plan(Line.REFUSED, None, notice=CapReached(delivery.attempt, None))
                 case Turn.BACK if isinstance(outcome, RetryAfter):
-                    return Plan(Line.DELAYED, None, after=_copied_later(outcome.delay, delivery, facts))
+                    return _copied_later(outcome.delay, delivery, facts)
                 case Turn.BACK if _needs_copy(delivery, policy):
                     return Plan(Line.RETRIED, None, after=(Publish(_copy(delivery, facts), facts.address),))
                 case Turn.BACK:
                     return _UNSAID_RETRY
 
 
-def _copied_later(delay: float, delivery: Delivery[Any], facts: Facts) -> tuple[Step, ...]:
+def _copied_later(delay: float, delivery: Delivery[Any], facts: Facts) -> Plan[Verb]:
+    cut: DelayIgnored | None = None
+    after: tuple[Step, ...]
     match facts.delays:
         case Scheduled():
-            return (Publish(_copy(delivery, facts, delay), facts.address),)
+            kept, cut = _sayable(delay)
+            after = (Publish(_copy(delivery, facts, kept), facts.address),)
         case Stored(queue):
-            return (Publish(_copy(delivery, facts, delay), queue),)
+            after = (Publish(_copy(delivery, facts, delay), queue),)
         case _:
-            return Wait(delay), Publish(_copy(delivery, facts), facts.address)
+            after = Wait(delay), Publish(_copy(delivery, facts), facts.address)
+    return Plan(Line.DELAYED, None, after=after, notice=cut)
+
+
+def _sayable(delay: float) -> tuple[float, DelayIgnored | None]:
+    """The delay as an annotation can say it, and the word that it was cut."""
+    if delay <= LONGEST:
+        return delay, None
+    return LONGEST, DelayIgnored(delay, "longer than an annotation of 64 bits can say", LONGEST)
 
 
 def _needs_copy(delivery: Delivery[Any], policy: Policy) -> bool:

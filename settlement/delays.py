@@ -40,7 +40,8 @@ class Hold:
     """Keep the delivery unsettled for the delay, then hand it back."""
 
     max_held: int = attrs.field(converter=_max_held)
-    """How many deliveries may be held at once, 1 or more; the link's credit grows by as many."""
+    """How many deliveries may be held at once, 1 or more; the next one waits for a place, and its handler's slot with
+    it. The link's credit grows by as many."""
     max_delay: float = attrs.field(default=600.0, converter=_max_delay)
     """Seconds, above 0. A longer delay is cut to this, with a warning."""
 

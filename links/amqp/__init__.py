@@ -3,6 +3,13 @@
 A broker without a server, for tests and first steps, is `EmbeddedBroker`.
 """
 
+try:
+    import proton  # noqa: F401 -- asked for here, so that what is missing is called by its name
+except ModuleNotFoundError as missing:
+    raise ImportError(
+        'links.amqp needs python-qpid-proton: pip install "trio-settlement[amqp]"', name="proton"
+    ) from missing
+
 from links.amqp.addresses import Queue as Queue
 from links.amqp.addresses import Raw as Raw
 from links.amqp.addresses import Topic as Topic

@@ -16,6 +16,7 @@ from links.amqp.rabbitmq import Peer
 __all__ = ["Address", "Queue", "Raw", "Topic", "is_text"]
 
 _QUEUES = "/queues/"
+_DEFAULT_EXCHANGE = "/exchanges/amq.default/"
 
 
 def is_text(text: str) -> bool:
@@ -49,6 +50,14 @@ class Address:
         """The name of the queue, as the management of this peer knows it; None: it is no queue."""
         return None
 
+    def is_place_of(self, other: Address) -> bool:
+        """May a message to this address come out of the other one, however each is spelled, and whoever the peer is?"""
+        return self == other or bool(self._queues() & other._queues())
+
+    def _queues(self) -> frozenset[str]:
+        """The queues that it may mean."""
+        return frozenset()
+
 
 @attrs.frozen
 class Queue(Address):
@@ -61,6 +70,9 @@ class Queue(Address):
     def queue(self, peer: Peer) -> str | None:  # noqa: ARG002
         """As `Address.queue`."""
         return self.name
+
+    def _queues(self) -> frozenset[str]:
+        return frozenset((self.name,))
 
 
 @attrs.frozen
@@ -81,3 +93,8 @@ class Raw(Address):
         if peer.is_rabbitmq and self.name.startswith(_QUEUES):
             return unquote(self.name.removeprefix(_QUEUES))
         return None
+
+    def _queues(self) -> frozenset[str]:
+        """As it stands, and as RabbitMQ reads it: its default exchange routes by the queue's name."""
+        ours = [self.name.removeprefix(start) for start in (_QUEUES, _DEFAULT_EXCHANGE) if self.name.startswith(start)]
+        return frozenset((self.name, *map(unquote, ours)))

@@ -21,6 +21,7 @@ from links.abc import Broker
 from links.amqp.addresses import Address, Queue, Raw, Topic, is_text
 from links.amqp.dial import check_context, dial, explain
 from links.amqp.engine import Engine
+from links.amqp.letters import Letters
 from links.amqp.life import Life
 from links.amqp.management import Management, management
 from links.amqp.publisher import AmqpPublisher
@@ -95,8 +96,7 @@ class AmqpBroker(Broker):
         """Who is logged in, or was last: a copy may keep this user-id."""
         self.life: Life
         """The present connection, or the last one; for sources and publishers, behind `until_up`."""
-        self.turns: WeakValueDictionary[Address, trio.Lock] = WeakValueDictionary()
-        """By which publishers to one address wait for a life, in order; each keeps its own alive."""
+        self._letters: WeakValueDictionary[Address, Letters] = WeakValueDictionary()
         self._password = password if callable(password) else None
         self._ssl_context = ssl_context
         self._connect = connect
@@ -105,6 +105,14 @@ class AmqpBroker(Broker):
 
     def __repr__(self) -> str:
         return f"<AmqpBroker {self.name}: {self.presence.value}>"
+
+    def shares_queues_with(self, other: AmqpBroker) -> bool:
+        """Do both lead to one virtual host of one broker, as far as can be told without asking?"""
+        if self is other:
+            return True
+        if self._connect != other._connect:
+            return False  # a tunnel leads to where it leads
+        return bool({each.place for each in self._targets} & {each.place for each in other._targets})
 
     # --- what a user calls
 
@@ -156,6 +164,10 @@ class AmqpBroker(Broker):
         Raises `ValueError` for an empty name (A-8.4).
         """
         return AmqpPublisher(self, to if isinstance(to, Address) else Queue(to))
+
+    def letters(self, address: Address) -> Letters:
+        """The queue of all publishers to one address; each keeps it alive."""
+        return self._letters.setdefault(address, Letters(self, address))
 
     @asynccontextmanager
     async def management(self) -> AsyncGenerator[Management, None]:

@@ -74,7 +74,7 @@ def can_be_counted(delivery: Delivery[Any]) -> bool:
 
 def due_at(wall: float, delay: float) -> Timestamp:
     """The time of an annotation: milliseconds since 1970, at most what 64 bits hold."""
-    return Timestamp(min(round((wall + delay) * 1000), 2**63 - 1))
+    return Timestamp(min(round(min((wall + delay) * 1000, 2.0**63)), 2**63 - 1))  # 1e306 s are no float of ms
 
 
 def disposition(verb: object, wall: float) -> Disposition:

@@ -42,10 +42,11 @@ import trio.testing
 
 from links.abc import beside
 from links.amqp.embedded_peer import Consumer, Peer
-from links.amqp.embedded_store import Message, Queue, QueuePolicy, Store
+from links.amqp.embedded_store import Message, Queue, QueuePolicy, Store, letter_of
 from links.amqp.events import Condition, Disposition, Terminus
 from links.amqp.settings import Settings
 from links.errors import LinkError
+from settlement.delivery import Letter
 
 __all__ = ["EmbeddedBroker", "QueuePolicy", "Said"]
 
@@ -184,9 +185,9 @@ class EmbeddedBroker:
         """Put an encoded message into a queue or a topic."""
         self.dispatch(self.store.publish(address, raw))
 
-    def ready(self, address: str) -> list[bytes]:
-        """What waits in a queue, as it was published."""
-        return [message.raw for message in self.store.queue(address)]
+    def ready(self, address: str) -> list[Letter]:
+        """What waits in a queue, in order. Nothing is taken."""
+        return [letter_of(message.raw) for message in self.store.queue(address)]
 
     def delayed(self, address: str) -> int:
         """How many messages of a queue wait for their time."""

@@ -14,10 +14,11 @@ from itertools import count
 import attrs
 
 from links.amqp.events import DELIVERY_TIME, Disposition, State
-from links.amqp.sections import HEADER, walk
+from links.amqp.sections import HEADER, Headers, split, walk
 from links.amqp.values import LIST, Timestamp, Undecodable, compound, elements, skip
+from settlement.delivery import Letter
 
-__all__ = ["Message", "Queue", "QueuePolicy", "Store", "recounted"]
+__all__ = ["Message", "Queue", "QueuePolicy", "Store", "letter_of", "recounted"]
 
 _NULL, _FALSE = b"\x40", b"\x42"
 _KEPT = 3
@@ -48,6 +49,15 @@ class Message:
     def encoded(self) -> bytes:
         """As it is delivered now."""
         return recounted(self.raw, self.count) if self.returned or self.count else self.raw
+
+
+def letter_of(raw: bytes) -> Letter:
+    """A message as a letter; one that cannot be read is a body as it came."""
+    try:
+        sections = split(raw)
+        return Letter(sections.body, Headers(sections), sections.key)
+    except Undecodable:
+        return Letter(raw)
 
 
 def recounted(raw: bytes, delivery_count: int) -> bytes:

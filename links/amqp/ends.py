@@ -103,10 +103,7 @@ class End(_Awaited):
             self.break_(session.broken or LinkBroken(f"{address}: the session ended"))
 
     async def attached(self) -> None:
-        """Wait for the answer to the attach.
-
-        Raises `LinkRefused` with the peer's reason where it detaches the link or ends the session instead.
-        """
+        """Wait for the answer to the attach. `LinkRefused`: the peer detached the link or ended the session instead."""
         await self._until(lambda: self.remote is not None)
 
     def detach(self) -> None:
@@ -185,7 +182,7 @@ class Receiver(End):
         return len(self.arrived) + (0 if self._handle is None else self.pump.engine.credit(self._handle))
 
     def grant(self, credit: int) -> None:
-        """Give credit, after `attached`. It is written at once where the peer may run out of it, else within 2 ms."""
+        """Give credit, after `attached`: written at once where the peer may run out of it, else within 2 ms."""
         if self._handle is None or self._taken_back or not self.pump.engine.grant(self._handle, credit):
             return
         if self._pulls != self.pump.pulls:

@@ -10,6 +10,7 @@ of its own.
 
 from __future__ import annotations
 
+import math
 import secrets
 from contextlib import suppress
 from itertools import count
@@ -27,7 +28,10 @@ from links.amqp.rabbitmq import Peer, QueueInfo
 from links.amqp.sender import Sender, Sent
 from links.errors import LinkBroken, LinkRefused
 
-__all__ = ["ATTACH", "Life"]
+__all__ = ["AGAIN", "ATTACH", "Life"]
+
+AGAIN: Final = 5.0
+"""Seconds for which a management that did not answer is not asked again."""
 
 ATTACH: Final = 30.0
 """Seconds within which a peer answers an attach."""
@@ -39,9 +43,9 @@ SESSIONS: Final = 8
 
 @attrs.define(eq=False)
 class _Way:
-    """The link to one address, and whose turn it is: messages go in the order in which they were asked for."""
+    """The link to one address."""
 
-    turn: trio.Lock = attrs.field(factory=trio.Lock)
+    attaching: trio.Lock = attrs.field(factory=trio.Lock)
     sender: Sender | None = None
     used: float = 0.0
     """When a message was last asked for, on trio's clock."""
@@ -49,7 +53,7 @@ class _Way:
     @property
     def idle(self) -> bool:
         """Is there a link that nobody uses now?"""
-        return self.sender is not None and self.sender.idle and not self.turn.locked()
+        return self.sender is not None and self.sender.idle and not self.attaching.locked()
 
 
 class Life:
@@ -63,6 +67,7 @@ class Life:
         self._asking = trio.Lock()
         self._manager: Management | None = None
         self._mute: LinkBroken | None = None
+        self._asked = -math.inf
         self._token = secrets.token_hex(4)
         self._links = count(1)
         self._sessions: list[Session] = []
@@ -78,20 +83,20 @@ class Life:
     async def queue(self, name: str) -> QueueInfo:
         """Ask the management of a RabbitMQ what this queue is like.
 
-        Raises `LinkRefused` where there is none, `ConnectionBroken`; `LinkBroken` where it does not say, and then for
-        every queue of this life: others need not wait for it as well. Cancellation: nothing was done.
+        Raises `LinkRefused` where there is none, `ConnectionBroken`; `LinkBroken` where it does not say, and then at
+        once for every queue, for 5 s: others need not wait for it as well. Cancellation: nothing was done.
         """
         async with self._asking:
-            if self._mute is not None:
+            if self._mute is not None and trio.current_time() < self._asked + AGAIN:
                 raise LinkBroken(str(self._mute)) from self._mute
             try:
                 return await self._ask(name)
             except LinkBroken as error:
-                self._mute = error
+                self._mute, self._asked = error, trio.current_time()
                 raise
 
     async def _ask(self, name: str) -> QueueInfo:
-        if self._manager is None:
+        if self._manager is None or self._manager.is_broken:  # one that is mute is kept: its session may be stuck
             session = await self.pump.begin()
             manager = Management(self.pump, session)
             try:
@@ -102,23 +107,29 @@ class Life:
             self._manager = manager
         return await self._manager.queue(name)
 
-    async def send(self, address: Address, raw: bytes) -> Sent:
-        """Send a message to this address, behind those that were asked for before.
-
-        Whatever it raises, nothing was sent: `LinkRefused`, `LinkBroken`, `ConnectionBroken`. Cancellation: the same.
-        """
+    def sender_now(self, address: Address) -> Sender | None:
+        """The link to this address, where there is one and nobody else waits for it."""
         way = self._ways.get(address)
-        if way is None:
-            way = self._ways[address] = _Way()
+        if way is None or way.attaching.locked():
+            return None
         way.used = trio.current_time()
-        if way.sender is not None and not way.turn.locked():  # nobody is before us; by turns each were a write
-            await trio.lowlevel.checkpoint_if_cancelled()
-            if (sent := way.sender.send_nowait(raw)) is not None:
-                return sent
-        async with way.turn:
+        return way.sender
+
+    async def sender(self, address: Address) -> Sender:
+        """The link to this address, attached. Raises `LinkRefused`, `LinkBroken`, `ConnectionBroken`.
+
+        Cancellation: it is detached, or stays.
+        """
+        way = self._ways.setdefault(address, _Way())
+        way.used = trio.current_time()
+        async with way.attaching:
             if way.sender is None or way.sender.broken is not None:
                 way.sender = await self._attached_to(address, way)
-            return await way.sender.send(raw)
+            return way.sender
+
+    async def send(self, address: Address, raw: bytes) -> Sent:
+        """Send a message to this address, in this life. Whatever it raises, nothing was sent; cancelled, the same."""
+        return await (await self.sender(address)).send(raw)
 
     def most(self, address: Address) -> int | None:
         """The longest message, in bytes, that may be sent to this address, as far as it is known; None: no limit."""
@@ -131,7 +142,7 @@ class Life:
         try:
             return await self._attach(address)
         except BaseException:
-            if not way.turn.statistics().tasks_waiting:
+            if not way.attaching.statistics().tasks_waiting:
                 self._ways.pop(address, None)  # else a refused address were kept for the whole life
             raise
 

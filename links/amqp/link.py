@@ -22,8 +22,10 @@ from links.amqp.deliveries import disposition, received
 from links.amqp.ends import Receiver
 from links.amqp.events import ACCEPTED, RELEASED
 from links.amqp.handles import Arrival
+from links.amqp.unlearned import Unlearned
 from links.errors import LeaseLost, LetGo, LinkBroken
 from settlement.amqp import Accepted
+from settlement.groups import alone, raise_bare
 from settlement.ledger import Line
 
 __all__ = ["AmqpLink"]
@@ -51,11 +53,14 @@ class AmqpLink(Link[bytes]):
         at_most_once: bool,
         echoes: bool,
         lost: Lost,
+        unlearned: Unlearned | None = None,
     ) -> None:
         self._receiver = receiver
         self._source = source
         self._retry_header = retry_header
-        self._counts = counts
+        self.counts = counts
+        """May change while it is attached: what was not known counts as no."""
+        self._unlearned = unlearned
         self._at_most_once = at_most_once
         self._echoes = echoes
         self._numbers = 0
@@ -79,6 +84,8 @@ class AmqpLink(Link[bytes]):
             receiver.grant(short)
         arrivals = await receiver.receive(room)
         self._check()
+        if self._unlearned is not None:
+            self._unlearned.look(arrivals)
         if self._at_most_once:
             for arrival in arrivals:
                 receiver.settle(arrival, ACCEPTED)
@@ -96,7 +103,7 @@ class AmqpLink(Link[bytes]):
     def _received(self, arrival: Arrival) -> Received[bytes]:
         self._numbers += 1
         made = received(
-            arrival, source=self._source, number=self._numbers, retry_header=self._retry_header, counts=self._counts
+            arrival, source=self._source, number=self._numbers, retry_header=self._retry_header, counts=self.counts
         )
         if not self._at_most_once:
             self._held[arrival] = made
@@ -183,8 +190,18 @@ class AmqpLink(Link[bytes]):
         raise LinkBroken(f"{self._source}: the peer has not shown within {PROOF:g} s that it saw what was said")
 
     async def until_broken(self) -> NoReturn:
-        """As `Link.until_broken`."""
-        await self._receiver.until_broken()
+        """As `Link.until_broken`; beside it, what was not known is asked again: `LinkRefused` where it is a no."""
+        try:
+            async with trio.open_nursery() as nursery:
+                if self._unlearned is not None:
+                    nursery.start_soon(self._learn, self._unlearned)
+                await self._receiver.until_broken()
+        except BaseExceptionGroup as group:
+            raise_bare(alone(group))
+
+    async def _learn(self, unlearned: Unlearned) -> None:
+        if await unlearned.ask():
+            self._unlearned = None
 
     async def say_goodbye(self, goodbye: float) -> None:
         """Detach and end the session, within `goodbye` seconds; shielded. After it every call raises `LinkBroken`.

@@ -92,6 +92,11 @@ class Management:
         self._numbers = itertools.count(1)
         self._turn = trio.Lock()
 
+    @property
+    def is_broken(self) -> bool:
+        """Can nothing be asked here any more?"""
+        return self._receiver.broken is not None or self._sender.broken is not None
+
     async def attached(self) -> None:
         """Wait until both links are attached."""
         with trio.move_on_after(PATIENCE):

@@ -118,7 +118,7 @@ def copy(
     """The message `raw` to be published again: a copy with the retry count `attempt`, a dead letter without one.
 
     No delivery annotations, no user-id but that of `user`, and no header section, unless the original was durable: then
-    one with durable, priority and ttl (DESIGN 6).
+    one with durable, priority and, in a copy, ttl (DESIGN 6). A dead letter has none: it waits for a person.
 
     Bytes that are no message go on as they came, without a count: a letter that stops here would stop the line.
     """
@@ -126,7 +126,7 @@ def copy(
     if retry_header is not None and attempt is not None:
         count = _Entry(retry_header, string(_name(retry_header)), string(b"%d" % attempt))
     try:
-        return _copy(raw, count, user)
+        return _copy(raw, count, user, lasting=count is None)
     except Undecodable:
         return raw
 
@@ -141,7 +141,7 @@ class _Entry:
     """Both with their constructors."""
 
 
-def _copy(raw: bytes, count: _Entry | None, user: bytes | None) -> bytes:
+def _copy(raw: bytes, count: _Entry | None, user: bytes | None, *, lasting: bool) -> bytes:
     parts: list[bytes] = []
     for code, start, at, end in walk(raw):
         if count is not None and code >= APPLICATION_PROPERTIES:
@@ -151,7 +151,7 @@ def _copy(raw: bytes, count: _Entry | None, user: bytes | None) -> bytes:
             if was is not None:
                 continue
         if code == HEADER:
-            parts.append(_durable(raw, at))
+            parts.append(_durable(raw, at, lasting=lasting))
         elif code == PROPERTIES:
             parts.append(_of_user(raw, start, at, end, user))
         elif code != DELIVERY_ANNOTATIONS:
@@ -190,12 +190,13 @@ def _with(raw: bytes, at: int | None, section: int, entry: _Entry) -> bytes:
     return _described(section, compound(MAP, count, raw[first:was] + entry.value + raw[skip(raw, was, end) : end]))
 
 
-def _durable(raw: bytes, at: int) -> bytes:
-    """The header section of a copy: durable, priority and ttl, or nothing."""
+def _durable(raw: bytes, at: int, *, lasting: bool) -> bytes:
+    """The header section of a copy: durable, priority and, unless it is `lasting`, ttl; or nothing."""
     fields = elements(raw, at)
     if not fields or scalar(raw, fields[0]) is not True:
         return b""
-    kept = [raw[field : skip(raw, field, len(raw))] for field in fields[_PRIORITY : _TTL + 1]]
+    last = _TTL if lasting else _TTL + 1
+    kept = [raw[field : skip(raw, field, len(raw))] for field in fields[_PRIORITY:last]]
     return _described(HEADER, compound(LIST, 1 + len(kept), b"".join((_TRUE, *kept))))
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-import trio
-
-from links.abc import Presence, Publisher
+from links.abc import Publisher
 from links.amqp.addresses import Address
 from links.amqp.deliveries import due_at, raw_of
 from links.amqp.events import State
@@ -35,10 +33,14 @@ class AmqpPublisher(Publisher):
         self.name = address.name
         self.address = address
         self._annotation = annotation
-        self._turn = broker.turns.setdefault(address, trio.Lock())
+        self._letters = broker.letters(address)
 
     def __repr__(self) -> str:
         return f"<AmqpPublisher to {self.name!r} on {self.broker.name}>"
+
+    def reaches(self, source: Address, broker: AmqpBroker) -> bool:
+        """May what it publishes come out of this source, of this broker?"""
+        return self.address.is_place_of(source) and self._broker.shares_queues_with(broker)
 
     async def send(self, letter: Letter) -> None:
         """Send one message and wait until it is accepted; others may be on their way at the same time.
@@ -78,29 +80,12 @@ class AmqpPublisher(Publisher):
         return TooLong(self.name, length, most) if length > most else None
 
     async def _sent(self, raw: bytes) -> Sent:
-        """Send in this life of the connection, or the next one. Whatever it raises, nothing was sent.
-
-        What waits for a life goes in the order in which it was asked for: one after the other, by `turn`.
-        """
-        broker, turn, after, ours = self._broker, self._turn, 0, False
+        """Send in this life of the connection, or the next one. Whatever it raises, nothing was sent."""
         try:
-            while True:
-                if not ours and (turn.locked() or broker.presence is not Presence.UP or broker.lives <= after):
-                    await turn.acquire()
-                    ours = True
-                await broker.until_up(after)
-                life = broker.life
-                try:
-                    return await life.send(self.address, raw)
-                except ConnectionBroken:
-                    after = life.number
-                except (LinkRefused, LinkBroken) as error:
-                    said = f"{self.name!r} on {self.broker.name}: {error}; nothing was sent"
-                    raise PublishNotAccepted(said) from error
-                await trio.lowlevel.checkpoint()
-        finally:
-            if ours:
-                turn.release()
+            return await self._letters.send(raw)
+        except (LinkRefused, LinkBroken) as error:
+            said = f"{self.name!r} on {self.broker.name}: {error}; nothing was sent"
+            raise PublishNotAccepted(said) from error
 
     def _encoded(self, letter: Letter, wall: float) -> bytes:
         check_letter(letter)

@@ -14,8 +14,12 @@ from typing import Final, cast
 
 import attrs
 
-__all__ = ["Peer", "QueueInfo", "advice", "counts", "delays_natively", "queue_info"]
+__all__ = ["IS_A_STREAM", "Peer", "QueueInfo", "advice", "counts", "delays_natively", "queue_info"]
 
+IS_A_STREAM: Final = (
+    "a stream gives nothing back: what is retried or left unsettled never comes again. Take from a quorum or classic "
+    "queue, bound to the same exchange, or read the stream by a client of streams"
+)
 DEFAULT_DELIVERY_LIMIT: Final = 20
 """That of a quorum queue whose arguments say nothing, from 4.0 on."""
 
@@ -130,31 +134,26 @@ def delays_natively(peer: Peer, kind: str | None) -> bool:
 
 
 def advice(info: QueueInfo, *, max_attempts: int | None, has_dead_letter: bool) -> str | None:
-    """The warning for a queue that throws messages away before our cap decides about them; None: there is none.
+    """The warning for a queue that throws messages away on its own; None: there is none.
 
-    `max_attempts` and `has_dead_letter` are those of our policy. Compared are the queue's delivery limit L and our cap
-    n: L <= n warns (DESIGN 6). A limit of L allows L + 1 deliveries and a cap of n needs n of them, so that with
-    L = n - 1 nothing is cut short as long as every delivery ends with an outcome. The broker counts those that do not
-    as well (the connection broke; on 4.0 a detach, too): from L = n + 1 on two may be spared for them. Without a cap
-    every limit is reached, unless our dead letter takes each retry (A-4.7).
-
-    Nothing is lost, and nothing is said, where the queue itself has a dead-letter target.
+    No cap and no dead letter of ours prevents it (DESIGN 6): the broker counts also what ends without an outcome (the
+    process died, the connection broke; on 4.0 a detach, too), and everything that was in hand beside a message that
+    kills its process. `max_attempts` says whether the retries of a handler alone get there as well: a limit of L allows
+    L + 1 deliveries. Nothing is lost, and nothing is said, where the queue itself has a dead-letter target.
     """
     limit = info.delivery_limit
     if limit is None or info.dead_letter is not None:
         return None
-    if max_attempts is None:
-        if has_dead_letter:
-            return None
-        ours = "there is no max_attempts"
-    elif limit <= max_attempts:
-        ours = f"max_attempts={max_attempts} is not below the limit"
-    else:
-        return None
     tries = "1 try" if limit == 0 else f"{limit + 1} tries"
-    lower = f"set max_attempts to {limit - 1} or less, or " if limit > 1 else ""
+    if max_attempts is None:
+        ours = "" if has_dead_letter else "; retries use them up, since there is no max_attempts"
+    elif limit < max_attempts:
+        ours = f"; retries use them up before max_attempts={max_attempts} is reached"
+    else:
+        ours = ""
     return (
         f"queue {info.name!r}: RabbitMQ discards a message after {tries} (delivery limit {limit}) and has no dead "
-        f"letter for it, and {ours}: {lower}declare the queue with x-dead-letter-exchange, or with a higher "
-        "x-delivery-limit (-1: none). A RabbitMQ policy that says otherwise cannot be seen from here"
+        "letter for it; a crash or a broken connection uses up a try of everything that was in hand, whatever "
+        f"max_attempts is{ours}: declare the queue with x-dead-letter-exchange, or with x-delivery-limit -1 (none). A "
+        "RabbitMQ policy that says otherwise cannot be seen from here"
     )

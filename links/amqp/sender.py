@@ -44,6 +44,10 @@ class Sent:
             await self._lot.park()
         return self.disposition
 
+    def wakes(self, lot: trio.lowlevel.ParkingLot) -> None:
+        """Who is parked there already hears what became of it, without a wake before."""
+        self._lot = lot
+
     def settled(self, disposition: Disposition | None) -> None:
         """The peer has spoken."""
         self._known, self.disposition = True, disposition
@@ -106,10 +110,14 @@ class Sender(End):
             raise self.broken or LinkBroken(self.address)
         return turn.sent
 
+    async def until_credit(self) -> None:
+        """Wait until `send_nowait` sends, for the only one who waits here. Cancellation: nothing was done."""
+        await self._until(lambda: self.broken is None and self.credit > 0 and not self.waiting)
+
     @property
     def idle(self) -> bool:
         """Is nothing on its way, and nobody waits?"""
-        return not self.waiting and not self.unsettled
+        return not self.waiting and not self.unsettled and not self._changed
 
     def send_nowait(self, raw: bytes) -> Sent | None:
         """Send now, or not at all: None where others wait, there is no credit, or the link is over.
@@ -153,6 +161,7 @@ class Sender(End):
             if turn.lot:  # else it was cancelled in this tick: nothing is sent
                 turn.sent = self._send(self._handle, turn.raw)
                 turn.lot.unpark()
+        self._changed.unpark_all()
         if drain:
             self.credit = 0
             self.pump.engine.drained(self._handle)

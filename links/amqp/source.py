@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -15,10 +16,11 @@ from links.amqp.addresses import Address, Queue, Topic
 from links.amqp.deliveries import can_be_counted
 from links.amqp.ends import Receiver
 from links.amqp.fitting import fitted
-from links.amqp.life import ATTACH, Life
+from links.amqp.life import AGAIN, ATTACH, Life
 from links.amqp.link import AmqpLink
 from links.amqp.publisher import AmqpPublisher
-from links.amqp.rabbitmq import QueueInfo, advice, counts, delays_natively
+from links.amqp.rabbitmq import IS_A_STREAM, QueueInfo, advice, counts, delays_natively
+from links.amqp.unlearned import Unlearned
 from links.errors import LinkBroken, LinkRefused
 from settlement.amqp import AT_MOST_ONCE, Delays, Facts, Settle, Verb, decide
 from settlement.delays import Copies, Hold, Native, Scheduled, Stored
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["AmqpSource"]
 
 _log = logging.getLogger("trio_settlement")
+
+PERSISTENT: Final = 60.0
+"""Seconds for which a life waits for a management that was mute before."""
 
 
 class AmqpSource(Source[bytes]):
@@ -55,6 +60,7 @@ class AmqpSource(Source[bytes]):
         self.at_most_once = settle is AT_MOST_ONCE
         after = delays if isinstance(delays, Copies) else Copies() if self.at_most_once else None
         self.copies = 0 if after is None else after.max_waiting
+        self.held = delays.max_held if isinstance(delays, Hold) else None
         self._address = address
         self._credit = None if credit is None else positive("credit", credit)
         self._delays = delays
@@ -68,6 +74,7 @@ class AmqpSource(Source[bytes]):
         copied = isinstance(delays, Copies | Scheduled) and not self.at_most_once
         self._uncounted = attrs.evolve(self._facts, delays=Hold(1)) if copied else None
         self._advised: set[str] = set()
+        self._is_unlearned = False
 
     def __repr__(self) -> str:
         return f"<AmqpSource {self.name!r} on {self.broker.name}>"
@@ -80,8 +87,8 @@ class AmqpSource(Source[bytes]):
     def check(self, policy: Policy) -> None:
         """Refuse, by `ValueError`, a dead letter that is the queue itself: it would go round for ever."""
         to = policy.dead_letter
-        same = isinstance(to, AmqpPublisher) and to.broker is self.broker and to.address == self._address
-        if same or (isinstance(self._address, Queue) and to == self.name):
+        publisher = self._broker.publisher(to) if isinstance(to, str) else to
+        if isinstance(publisher, AmqpPublisher) and publisher.reaches(self._address, self._broker):
             raise ValueError(f"dead_letter must be another address than {self.name!r} itself")
 
     def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Verb]:
@@ -113,39 +120,65 @@ class AmqpSource(Source[bytes]):
     ) -> AsyncGenerator[Link[bytes], None]:
         """Ask the management of a RabbitMQ about the queue, begin a session, attach a receiver.
 
-        Raises `LinkRefused` where the peer refuses the address, or has no `Native` delay there; `LinkBroken`,
-        `ConnectionBroken`. On the way out it detaches: what is unsettled goes back.
+        Raises `LinkRefused` where the peer refuses the address, has no `Native` delay there, or it is a stream;
+        `LinkBroken`, also where `Native` hangs on what cannot be learned now; `ConnectionBroken`. On the way out it
+        detaches: what is unsettled goes back.
 
         Cancellation: the session is ended; the goodbye is shielded, within `goodbye`.
         """
         await self._broker.until_up()
         life = self._broker.life
-        try:
-            info = await self._look(life, subscription)
+        named = partial(self._named, subscription)
+
+        def learned(info: QueueInfo) -> None:
             self._examine(life, info, subscription, policy)
-            link = await self._attached(life, info, lost)
+            link.counts = self._counted_by_broker and counts(life.peer, info.kind)
+            _log.info("subscription %r: queue %r is a %s queue", subscription, info.name, info.kind)
+
+        try:
+            queue = self._address.queue(life.peer) if life.peer.is_rabbitmq else None
+            info = None if queue is None else await self._look(life, queue, subscription)
+            self._examine(life, info, subscription, policy)
+            unlearned = Unlearned(life, queue, learned, named) if info is None and queue is not None else None
+            link = await self._attached(life, info, lost, unlearned)
         except LinkRefused as error:
-            said = f"subscription {subscription!r}: {self.name!r} on {self.broker.name}: {error}"
-            raise LinkRefused(said) from error
+            raise named(error) from error
         try:
             yield link
         finally:
             await link.say_goodbye(goodbye)  # noqa: ASYNC102 -- it shields itself, with a deadline
 
-    async def _look(self, life: Life, subscription: str) -> QueueInfo | None:
-        """What the peer says of the queue; None: it cannot be asked."""
-        queue = self._address.queue(life.peer)
-        if not life.peer.is_rabbitmq or queue is None:
-            return None
-        try:
-            return await life.queue(queue)
-        except LinkBroken as error:
-            self._advise(f"subscription {subscription!r}: the type of queue {queue!r} cannot be read: {error}")
-            return None
+    def _named(self, subscription: str, error: LinkRefused) -> LinkRefused:
+        return LinkRefused(f"subscription {subscription!r}: {self.name!r} on {self.broker.name}: {error}")
+
+    async def _look(self, life: Life, queue: str, subscription: str) -> QueueInfo | None:
+        """What the peer says of the queue; None: it does not say, and the link asks again.
+
+        Where `Native` hangs on it, that is weather: `LinkBroken`. Once it was said, the next lives are patient, so that
+        no backoff stands between the answer and them.
+        """
+        until = trio.current_time() + (PERSISTENT if self._is_unlearned else 0.0)
+        while True:
+            try:
+                info = await life.queue(queue)
+            except LinkBroken as error:
+                why = f"subscription {subscription!r}: the type of queue {queue!r} cannot be read: {error}"
+                if not (isinstance(self._delays, Native) and delays_natively(life.peer, "quorum")):
+                    self._advise(f"{why}; until it can, copies count")
+                    return None
+                self._is_unlearned = True
+                if trio.current_time() >= until:
+                    raise LinkBroken(f"{why}; delays=Native() needs to know it, it is asked again") from error
+                await trio.sleep(AGAIN)
+            else:
+                self._is_unlearned = False
+                return info
 
     def _examine(self, life: Life, info: QueueInfo | None, subscription: str, policy: Policy) -> None:
         """Refuse what this peer cannot do, and say once what an operator should know."""
         kind = None if info is None else info.kind
+        if kind == "stream":
+            raise LinkRefused(IS_A_STREAM)
         if isinstance(self._delays, Native) and not delays_natively(life.peer, kind):
             where = life.peer.name if kind is None else f"a {kind} queue of {life.peer.name}"
             raise LinkRefused(
@@ -163,8 +196,8 @@ class AmqpSource(Source[bytes]):
         if info is not None:
             has_dead_letter = policy.dead_letter is not None
             said = advice(info, max_attempts=policy.max_attempts, has_dead_letter=has_dead_letter)
-            if said is not None:
-                self._advise(f"subscription {subscription!r}: {said}")
+            if said is not None:  # at every attach: it may be declared anew in between, and be lost all the same
+                _log.warning("subscription %r: %s", subscription, said)
 
     def _advise(self, said: str) -> None:
         """Once per source: every life looks again."""
@@ -172,7 +205,7 @@ class AmqpSource(Source[bytes]):
             self._advised.add(said)
             _log.warning("%s", said)
 
-    async def _attached(self, life: Life, info: QueueInfo | None, lost: Lost) -> AmqpLink:
+    async def _attached(self, life: Life, info: QueueInfo | None, lost: Lost, unlearned: Unlearned | None) -> AmqpLink:
         session = await life.pump.begin()
         receiver: Receiver | None = None
         try:
@@ -188,6 +221,7 @@ class AmqpSource(Source[bytes]):
                     at_most_once=self.at_most_once,
                     echoes=life.peer.is_rabbitmq or life.peer.is_embedded,
                     lost=lost,
+                    unlearned=unlearned,
                 )
         except BaseException:
             session.end()

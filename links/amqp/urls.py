@@ -54,6 +54,13 @@ class Target:
         return f"{'amqps' if self.tls else 'amqp'}://{host}:{self.port}{path}"
 
     @property
+    def place(self) -> tuple[str, int | None, str]:
+        """Where messages are: the same for each way to one virtual host of one broker, by TLS or not."""
+        host = "localhost" if self.is_loopback else self.host.lower().removesuffix(".")
+        port = None if self.port == _PORTS["amqps" if self.tls else "amqp"] else self.port
+        return host, port, self.vhost or "/"
+
+    @property
     def hostname(self) -> str:
         """What our open says. RabbitMQ reads a virtual host behind `vhost:`; anything else means its default one."""
         return self.host if self.vhost is None else f"vhost:{self.vhost}"

@@ -99,7 +99,7 @@ BAD: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("good", GOOD, ids=repr)
+@pytest.mark.parametrize("good", GOOD, ids=range(len(GOOD)))
 async def test_what_is_awaited_is_a_handler(good: Callable[..., Any], autojump_clock: Clock) -> None:
     """DESIGN 6, Runtime: a coroutine function, or a callable that returns an awaitable by its declaration."""
     assert await run_once(good, a_delivery(b"")) == Ack()
@@ -110,7 +110,7 @@ async def test_what_is_awaited_is_a_handler(good: Callable[..., Any], autojump_c
     assert lines(runtime.ledger("q")) == {"received": 1, "acked": 1}
 
 
-@pytest.mark.parametrize("bad", BAD, ids=repr)
+@pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
 async def test_a_plain_function_is_refused_before_it_is_called(bad: Any) -> None:
     """DESIGN 6, Runtime: five mails, then a dead letter: such a handler is refused when the subscription is made."""
     broker = MemoryBroker()

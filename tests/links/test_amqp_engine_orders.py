@@ -28,7 +28,7 @@ async def test_a_drain_takes_the_credit_back(autojump_clock: trio.testing.MockCl
         assert len(receiver.arrived) == 1
         at.broker.publish("orders", b"y")
         await trio.sleep(1)
-        assert (len(receiver.arrived), at.broker.ready("orders")) == (1, [b"y"])
+        assert (len(receiver.arrived), [each.raw for each in at.broker.store.queue("orders")]) == (1, [b"y"])
         receiver.grant(1)
         await trio.sleep(1)
         assert len(receiver.arrived) == 2
@@ -44,7 +44,7 @@ async def test_a_drain_ends_where_no_credit_is_left(autojump_clock: trio.testing
         receiver.grant(2)
         with trio.fail_after(1):
             await receiver.drain()
-        assert (len(receiver.arrived), at.broker.ready("orders")) == (2, [b"z"])
+        assert (len(receiver.arrived), [each.raw for each in at.broker.store.queue("orders")]) == (2, [b"z"])
 
 
 async def test_senders_wait_for_credit_in_turn(autojump_clock: trio.testing.MockClock) -> None:
@@ -67,7 +67,7 @@ async def test_senders_wait_for_credit_in_turn(autojump_clock: trio.testing.Mock
             assert sender.send_nowait(b"x") is None
             at.peer.thaw()
         assert (sent, sender.unsettled) == (600, {})
-        assert at.broker.ready("orders") == [b"%03d" % number for number in range(600)]
+        assert [each.raw for each in at.broker.store.queue("orders")] == [b"%03d" % number for number in range(600)]
 
 
 async def test_a_sender_that_is_cancelled_in_the_queue_sends_nothing(autojump_clock: trio.testing.MockClock) -> None:
@@ -81,7 +81,7 @@ async def test_a_sender_that_is_cancelled_in_the_queue_sends_nothing(autojump_cl
             await sender.send(b"never")
         at.peer.thaw()
         await (await sender.send(b"last")).outcome()
-        assert at.broker.ready("orders")[-2:] == [b"x", b"last"]
+        assert [each.raw for each in at.broker.store.queue("orders")][-2:] == [b"x", b"last"]
 
 
 async def test_settlements_of_many_reads_become_one_frame(autojump_clock: trio.testing.MockClock) -> None:
@@ -150,7 +150,7 @@ async def test_written_and_unproved_at_a_break_is_known_to_be_unknown(autojump_c
             with pytest.raises(ConnectionBroken):
                 await receiver.proved(60.0)
         assert not receiver.proof_by_detach
-        assert at.broker.ready("orders") == [b"x"]
+        assert [each.raw for each in at.broker.store.queue("orders")] == [b"x"]
 
 
 async def test_a_detach_that_was_answered_is_a_proof(autojump_clock: trio.testing.MockClock) -> None:
@@ -165,7 +165,7 @@ async def test_a_detach_that_was_answered_is_a_proof(autojump_clock: trio.testin
         await receiver.detached()
         assert receiver.proof_by_detach
         assert not receiver.settle(second)
-        assert at.broker.ready("orders") == [b"y"]
+        assert [each.raw for each in at.broker.store.queue("orders")] == [b"y"]
 
 
 async def test_a_bug_of_a_listener_leaves_the_pump_as_it_is(autojump_clock: trio.testing.MockClock) -> None:

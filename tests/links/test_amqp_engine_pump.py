@@ -91,7 +91,7 @@ async def test_deliveries_come_and_are_settled(autojump_clock: trio.testing.Mock
             assert receiver.settle(each)
         await at.pump.written()
         assert await receiver.proved()
-        assert (at.peer.unsettled, at.broker.ready("orders")) == (0, [b"3", b"4"])
+        assert (at.peer.unsettled, [each.raw for each in at.broker.store.queue("orders")]) == (0, [b"3", b"4"])
     assert at.ended == []
 
 

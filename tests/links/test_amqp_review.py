@@ -223,7 +223,7 @@ async def test_a_send_that_is_cancelled_in_the_tick_of_the_credit_was_not_sent(a
             sender.on_credit(False)
         assert scope.cancelled_caught
         await trio.sleep(1)
-        assert server.ready("orders") == [b"second"]
+        assert [each.raw for each in server.store.queue("orders")] == [b"second"]
 
 
 async def test_publishers_share_a_session_also_where_beginning_it_takes_time(autojump_clock: Clock) -> None:
@@ -351,7 +351,7 @@ async def test_an_unreadable_message_that_is_answered_by_retry_after_is_held(aut
             began = round(trio.current_time())
             await trio.sleep(60)
     assert asked == [(began, 1), (began + 10, 1), (began + 20, 1)]
-    assert server.ready("dead") == [b"\x00\x53\x75"]
+    assert [each.raw for each in server.store.queue("dead")] == [b"\x00\x53\x75"]
     assert (runtime.ledger("orders").delayed, runtime.ledger("orders").owed) == (3, 0)
 
 
@@ -416,7 +416,7 @@ async def test_a_heartbeat_of_months_is_as_good_as_none(autojump_clock: Clock) -
         client = AmqpBroker("amqp://localhost", connect=server.connect, heartbeat=1e7)
         async with client.connect():
             await client.publisher("orders").publish(b"x")
-    assert server.ready("orders") == [BODY]
+    assert [each.raw for each in server.store.queue("orders")] == [BODY]
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError("nobody listens"), trio.BrokenResourceError("cut")])

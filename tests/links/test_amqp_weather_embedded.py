@@ -17,7 +17,6 @@ from links.amqp.broker import AmqpBroker
 from links.amqp.embedded import EmbeddedBroker
 from links.amqp.engine import Engine
 from links.amqp.pump import Pump
-from links.amqp.sections import split
 from links.amqp.settings import Login, Settings
 from links.errors import LinkBroken
 from settlement import Delivery
@@ -42,7 +41,7 @@ class Scene:
         return AmqpBroker("amqp://localhost", connect=self.connect)
 
     def there(self, queue: str) -> list[bytes]:
-        return [split(raw).body for raw in self.server.ready(queue)]
+        return [letter.body for letter in self.server.ready(queue)]
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from settlement import amqp
-from settlement.amqp import AT_MOST_ONCE, Accepted, Facts, Modified, Rejected, Verb, decide
+from settlement.amqp import AT_MOST_ONCE, LONGEST, Accepted, Facts, Modified, Rejected, Verb, decide
 from settlement.delays import Copies, Hold, Native, Scheduled, Stored
 from settlement.delivery import Delivery, Letter
 from settlement.ledger import Line
@@ -463,3 +463,18 @@ def test_the_defaults_are_the_seeds() -> None:
     facts = Facts("orders")
 
     assert (Copies(), amqp.AT_LEAST_ONCE, HEADER) == (facts.delays, facts.settle, facts.retry_header)
+
+
+@pytest.mark.parametrize("delay", [9.1e15, 1e300, 1.7e308])
+@pytest.mark.parametrize("facts", [NATIVE, SCHEDULED, LET_GO_SCHEDULED], ids=["Native", "Scheduled", "at most once"])
+def test_a_delay_that_64_bits_cannot_say_is_cut_with_a_word(delay: float, facts: Facts) -> None:
+    """DESIGN 6, `delays`: the annotation is milliseconds in 64 bits; a warning, and no error that ends the runtime."""
+    plan = decide(RetryAfter(delay), FOREIGN, facts, FREE)
+    assert plan.notice == DelayIgnored(delay, "longer than an annotation of 64 bits can say", LONGEST)
+    (cut,) = [plan.verb.deliver_after] if isinstance(plan.verb, Modified) else _delays_of(plan)
+    assert cut == LONGEST
+    assert decide(RetryAfter(LONGEST), FOREIGN, facts, FREE).notice is None
+
+
+def _delays_of(plan: Plan[Verb]) -> list[float | None]:
+    return [step.letter.deliver_after for step in (*plan.before, *plan.after) if isinstance(step, Publish)]

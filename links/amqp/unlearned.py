@@ -1,0 +1,67 @@
+"""What a link attached without knowing: the type of its queue, where RabbitMQ's management did not answer.
+
+Owned by the link, which asks again beside its work: what could not be learned is weather, and never a *no* (DESIGN 6).
+Meanwhile copies count, and what a stream says of itself in its messages is heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from links.amqp.handles import Arrival
+from links.amqp.life import AGAIN, Life
+from links.amqp.rabbitmq import IS_A_STREAM, QueueInfo
+from links.amqp.sections import MESSAGE_ANNOTATIONS, walk
+from links.amqp.values import Undecodable, items
+from links.errors import ConnectionBroken, LinkBroken, LinkRefused
+
+__all__ = ["Unlearned"]
+
+_OFFSET: Final = "x-stream-offset"
+
+
+@attrs.frozen(eq=False)
+class Unlearned:
+    """One queue, of one life of the connection."""
+
+    life: Life
+    queue: str
+    learned: Callable[[QueueInfo], None]
+    """Raises `LinkRefused` where such a queue is none to take from."""
+    named: Callable[[LinkRefused], LinkRefused]
+    """A refusal that names the subscription."""
+
+    async def ask(self) -> bool:
+        """Ask until there is an answer, each 5 s or later; False: the connection is over.
+
+        Raises `LinkRefused` where the queue is gone, or none to take from. Cancellation: nothing was done.
+        """
+        while True:
+            await trio.sleep(AGAIN)
+            try:
+                info = await self.life.queue(self.queue)
+                self.learned(info)
+            except LinkBroken:
+                continue
+            except ConnectionBroken:
+                return False
+            except LinkRefused as error:
+                raise self.named(error) from error
+            return True
+
+    def look(self, arrivals: Sequence[Arrival]) -> None:
+        """Raise `LinkRefused` where these come from a stream: each has its offset among the message annotations."""
+        for arrival in arrivals:
+            try:
+                found = any(
+                    code == MESSAGE_ANNOTATIONS and _OFFSET in items(arrival.raw, at)
+                    for code, _, at, _ in walk(arrival.raw)
+                )
+            except Undecodable:
+                continue
+            if found:
+                raise self.named(LinkRefused(IS_A_STREAM))
