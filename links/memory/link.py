@@ -15,7 +15,7 @@ import trio
 from links.abc import Link, Lost, Order, Received, Settles, Verdict
 from links.errors import CallBroken, LeaseLost, LinkError, NotApplied, SettlementUnknown
 from links.memory.log import Delivered, Said, Unsaid
-from settlement.delivery import Delivery
+from settlement.delivery import made
 from settlement.ledger import Line
 from settlement.memory import Accept, PutBack, Reject
 
@@ -238,15 +238,8 @@ class MemoryLink(Link[bytes]):
         handed: list[Received[bytes]] = []
         for message in messages:
             body = message.body
-            delivery = Delivery(
-                body=body,
-                message=body,
-                headers=message.headers,
-                attempt=message.attempt,
-                redelivery_count=message.count,
-                source=source,
-                id=message.id,
-                key=message.key,
+            delivery = made(
+                body, body, message.headers, message.attempt, message.count, source, message.id, message.key
             )
             received = Received(delivery, message, expires)
             unsettled[received] = message

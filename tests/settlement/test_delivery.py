@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import pytest
 
-from settlement.delivery import NO_HEADERS, Delivery, Destination, Letter, name_of
+from settlement.delivery import NO_HEADERS, Delivery, Destination, Letter, decoded, made, name_of
 
 
 @attrs.frozen
@@ -15,18 +16,26 @@ class Topic:
     name: str
 
 
+VALUES: dict[str, Any] = {
+    "body": b'"hi"',
+    "message": "hi",
+    "headers": {"content-type": b"application/json", "raw": b"\xff\x00"},
+    "attempt": 2,
+    "redelivery_count": 1,
+    "source": "orders",
+    "id": "7",
+    "key": "customer",
+}
+PLACE = object()
+"""A transport's handle."""
+
+
 def delivery(**changes: Any) -> Delivery[str]:
-    values: dict[str, Any] = {
-        "body": b'"hi"',
-        "message": "hi",
-        "headers": {"content-type": b"application/json", "raw": b"\xff\x00"},
-        "attempt": 2,
-        "redelivery_count": 1,
-        "source": "orders",
-        "id": "7",
-        "key": "customer",
-    }
-    return Delivery(**values | changes)
+    return Delivery(**VALUES | changes)
+
+
+def fields(of: Delivery[Any]) -> dict[str, Any]:
+    return attrs.asdict(of, recurse=False)
 
 
 def test_a_delivery_has_no_method_that_acts() -> None:
@@ -57,6 +66,35 @@ def test_a_delivery_cannot_be_changed() -> None:
     """DESIGN 2: a value."""
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         delivery().attempt = 1  # type: ignore[misc]
+
+
+def test_the_cheap_way_makes_the_same_delivery() -> None:
+    """DESIGN 3.2: what links make for each message is of the same class, with the same fields, and frozen."""
+    cheap = made(**VALUES, handle=PLACE)
+
+    assert type(cheap) is Delivery
+    assert fields(cheap) == fields(delivery(handle=PLACE)) == {**VALUES, "_handle": PLACE}
+    assert repr(cheap) == repr(delivery())
+    assert made(**VALUES) != made(**VALUES)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        cheap.attempt = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("make", [delivery, lambda **changes: made(**VALUES | changes)], ids=["usual", "cheap"])
+def test_a_decoded_delivery_is_the_same_with_another_message(make: Callable[..., Delivery[Any]]) -> None:
+    """DESIGN 3.8: all but the message is kept, the transport's handle too; the first one stays as it is."""
+    first = make(handle=PLACE)
+    second = decoded(first, ["hi"])
+
+    assert fields(second) == {**VALUES, "message": ["hi"], "_handle": PLACE}
+    assert type(second) is Delivery
+    assert first.message == "hi"
+
+
+def test_a_handle_is_nobodys_business() -> None:
+    """DESIGN 3.8: a transport's handle is private: no repr shows it, and a delivery of a test has none."""
+    assert "PLACE" not in repr(delivery(handle="PLACE"))
+    assert fields(delivery())["_handle"] is None
 
 
 def test_a_letter_as_it_arrived() -> None:
