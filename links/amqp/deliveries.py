@@ -2,51 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from links.abc import Received
 from links.amqp.events import ACCEPTED, DELIVERY_TIME, FAILED, REJECTED, Disposition, State
 from links.amqp.handles import Arrival
-from links.amqp.sections import Headers, Sections, split, walk
-from links.amqp.values import Timestamp, Undecodable, skip
+from links.amqp.headers import Headers, copies, identity
+from links.amqp.sections import Sections, quick, split, walk
+from links.amqp.values import LONG_BINARY, Timestamp, Undecodable, skip
 from settlement.amqp import Accepted, Modified, Rejected
 from settlement.attempts import attempt
-from settlement.delivery import Delivery
+from settlement.delivery import Delivery, made
 
 __all__ = ["can_be_counted", "disposition", "due_at", "raw_of", "received"]
 
 
-def received(arrival: Arrival, *, source: str, number: int, retry_header: str, counts: bool) -> Received[bytes]:
-    """One arrival. `counts`: this peer's delivery-count grows; `number`: names a message that has no id.
+def received(
+    arrivals: Sequence[Arrival], *, source: str, before: int, retry_header: str, counts: bool
+) -> list[Received[bytes]]:
+    """Arrivals as deliveries, in order. `counts`: this peer's delivery-count grows.
+
+    `before`: how many came before; a message that has no id is named by its number.
 
     What cannot be read is a delivery all the same, with its reason in `unreadable` (DESIGN 6): with its headers where
     only the body has no bytes, else with nothing but its raw form, which a dead letter passes on. Such a one reads as
     counted by the broker, so that `Retry` is *modified*: no count of ours could be written into it.
     """
-    unreadable: Exception | None = None
-    body = b""
+    handed: list[Received[bytes]] = []
+    retry = retry_header.encode()
+    for number, arrival in enumerate(arrivals, before + 1):
+        raw, unreadable = arrival.raw, None
+        if (usual := quick(raw)) is not None:
+            count, properties, named, end = usual
+            body = raw[end + 5 :] if raw[end] == LONG_BINARY else raw[end + 2 :]
+        else:
+            sections, body, unreadable = _read(raw)
+            count, properties, named = sections.delivery_count, sections.properties_at, sections.named_at
+            end = len(raw)
+        if not counts and unreadable is None:
+            count = None
+        copied = copies(raw, named, retry_header) if named and raw.find(retry, named, end) >= 0 else 0
+        name, key = identity(raw, properties)
+        delivery = made(
+            body,
+            body,
+            Headers(raw, properties, named),
+            attempt(copied, count),
+            count,
+            source,
+            f"#{number}" if name is None else name,
+            key,
+            arrival,
+        )
+        handed.append(Received(delivery, arrival, unreadable=unreadable))
+    return handed
+
+
+def _read(raw: bytes) -> tuple[Sections, bytes, Undecodable | None]:
+    """The sections of a message, its body, and why there is none."""
     try:
-        sections = split(arrival.raw)
+        sections = split(raw)
     except Undecodable as error:
-        sections, unreadable = Sections(arrival.raw, _count(arrival.raw)), error
-    else:
-        try:
-            body = sections.body
-        except Undecodable as error:
-            unreadable = error
-    count = sections.delivery_count if counts or unreadable is not None else None
-    identity = sections.well_known(0)
-    delivery = Delivery(
-        body=body,
-        message=body,
-        headers=Headers(sections),
-        attempt=attempt(sections.copies(retry_header), count),
-        redelivery_count=count,
-        source=source,
-        id=f"#{number}" if identity is None else identity.decode(errors="backslashreplace"),
-        key=sections.key,
-    )
-    return Received(delivery, arrival, unreadable=unreadable)
+        return Sections(raw, _count(raw)), b"", error
+    try:
+        return sections, sections.body, None
+    except Undecodable as error:
+        return sections, b"", error
 
 
 def _count(raw: bytes) -> int:
@@ -59,8 +81,8 @@ def _count(raw: bytes) -> int:
 
 def raw_of(delivery: Any) -> bytes | None:
     """The encoded message behind a delivery of this transport; None: it came from elsewhere."""
-    headers = delivery.headers if isinstance(delivery, Delivery) else None
-    return headers.sections.raw if isinstance(headers, Headers) else None
+    handle = delivery._handle if isinstance(delivery, Delivery) else None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return handle.raw if isinstance(handle, Arrival) else None
 
 
 def can_be_counted(delivery: Delivery[Any]) -> bool:

@@ -14,7 +14,7 @@ from itertools import count
 import attrs
 
 from links.amqp.events import DELIVERY_TIME, Disposition, State
-from links.amqp.sections import HEADER, Headers, split, walk
+from links.amqp.sections import HEADER, split, walk
 from links.amqp.values import LIST, Timestamp, Undecodable, compound, elements, skip
 from settlement.delivery import Letter
 
@@ -55,7 +55,7 @@ def letter_of(raw: bytes) -> Letter:
     """A message as a letter; one that cannot be read is a body as it came."""
     try:
         sections = split(raw)
-        return Letter(sections.body, Headers(sections), sections.key)
+        return Letter(sections.body, sections.headers, sections.key)
     except Undecodable:
         return Letter(raw)
 

@@ -90,7 +90,14 @@ class AmqpLink(Link[bytes]):
             for arrival in arrivals:
                 receiver.settle(arrival, ACCEPTED)
             await self._taken()
-        return [self._received(arrival) for arrival in arrivals]
+        before = self._numbers
+        self._numbers += len(arrivals)
+        handed = received(
+            arrivals, source=self._source, before=before, retry_header=self._retry_header, counts=self.counts
+        )
+        if not self._at_most_once:
+            self._held.update(zip(arrivals, handed, strict=True))
+        return handed
 
     async def _taken(self) -> None:
         """Wait until it is written; behind a cancellation no longer than `TAKING`, else as long as the peer stalls."""
@@ -99,15 +106,6 @@ class AmqpLink(Link[bytes]):
             with trio.move_on_after(TAKING, shield=True) as scope:
                 await self._receiver.pump.written()
             waits = scope.cancelled_caught and trio.current_effective_deadline() > trio.current_time()
-
-    def _received(self, arrival: Arrival) -> Received[bytes]:
-        self._numbers += 1
-        made = received(
-            arrival, source=self._source, number=self._numbers, retry_header=self._retry_header, counts=self.counts
-        )
-        if not self._at_most_once:
-            self._held[arrival] = made
-        return made
 
     def _superseded(self, which: frozenset[object]) -> None:
         """The peer has taken these back, or has settled them: RabbitMQ's consumer timeout says *released*."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import attrs
 
+from links.amqp.headers import WELL_KNOWN
 from links.amqp.sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
-    WELL_KNOWN,
     walk,
 )
 from links.amqp.values import (

@@ -158,9 +158,10 @@ def opened(raw: bytes, at: int, code: int) -> tuple[int, int, int]:
     A null is an empty one. Raises `Undecodable` for a value of another type, and for a size that cannot be.
     """
     found = raw[at]
+    if found == code and (size := raw[at + 1]):
+        return raw[at + 2], at + 3, at + 2 + size
     if found == code:
-        size = raw[at + 1]
-        count, first, end = raw[at + 2] if size else 0, at + 3, at + 2 + size
+        count, first, end = 0, at + 3, at + 2
     elif found == code + _LARGER:
         count, first, end = int.from_bytes(raw[at + 5 : at + 9]), at + 9, at + 5 + int.from_bytes(raw[at + 1 : at + 5])
     elif found == NULL or (found == _LIST_0 and code == LIST):
@@ -173,12 +174,17 @@ def opened(raw: bytes, at: int, code: int) -> tuple[int, int, int]:
 
 
 def check(raw: bytes, at: int, code: int) -> int:
-    """See that the list or map at `at` holds as many values as it says; gives that count. Raises `Undecodable`."""
+    """See that the list or map at `at` holds as many values as it says; gives where it ends. Raises `Undecodable`."""
     count, at, end = opened(raw, at, code)
     try:
         for _ in range(count):
             width = _WIDTHS[raw[at]]
-            at = at + width if width > 0 else skip(raw, at, end)
+            if width > 0:
+                at += width
+            elif width == _SIZED:
+                at += 2 + raw[at + 1]
+            else:
+                at = skip(raw, at, end)
     except IndexError:
         at = -1
     except Undecodable:
@@ -188,7 +194,7 @@ def check(raw: bytes, at: int, code: int) -> int:
     if at != end or (code == MAP and count % 2):
         what = "keys and values" if code == MAP else "values"
         raise Undecodable(f"the {NAMES[code]} before byte {end} has not as many {what} as it says")
-    return count
+    return end
 
 
 def element(raw: bytes, at: int, index: int) -> int | None:

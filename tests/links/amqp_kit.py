@@ -229,8 +229,7 @@ async def take(broker: AmqpBroker, name: str, count: int) -> list[Delivery[bytes
 
 def raw_of(delivery: Delivery[Any]) -> bytes:
     """The message as it was on the wire."""
-    headers: Any = delivery.headers
-    raw: bytes = headers.sections.raw
+    raw: bytes = delivery._handle.raw
     return raw
 
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from links.amqp.sections import Headers, Properties, Sections, split
+from links.amqp.sections import Properties, Sections, split
 from links.amqp.values import Other, Symbol, Timestamp, Undecodable, Value
 from settlement.attempts import RETRY_HEADER
 
@@ -329,13 +329,6 @@ def test_headers_are_read_once_and_only_when_looked_at() -> None:
     assert headers["it"] is headers["it"]
     with pytest.raises(KeyError):
         headers["other"]
-
-
-def test_the_message_is_found_again_by_its_headers() -> None:
-    """DESIGN 6: a copy is spliced from the original, which the headers of a delivery still hold."""
-    headers = split(DATA).headers
-    assert isinstance(headers, Headers)
-    assert headers.sections.raw is DATA
 
 
 # --- what is no message

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from links.amqp.headers import WELL_KNOWN
 from links.amqp.messages import copy, encode, with_annotation
-from links.amqp.sections import WELL_KNOWN, split
+from links.amqp.sections import split
 from links.amqp.values import Symbol, Timestamp, Undecodable
 from settlement.attempts import RETRY_HEADER
 from settlement.delivery import Letter

@@ -286,8 +286,7 @@ def publishes(it: HandOver, what: str) -> bool:
 
 def number_of(delivery: Delivery[Any]) -> int:
     """Which hand-over it is."""
-    headers: Any = delivery.headers
-    raw: bytes = headers.sections.raw
+    raw: bytes = delivery._handle.raw
     found = [scalar(raw, items(raw, at)[STAMP]) for code, _, at, _ in walk(raw) if code == DELIVERY_ANNOTATIONS]
     assert len(found) == 1
     assert isinstance(found[0], int)
