@@ -15,7 +15,7 @@ from links.amqp.messages import encode
 from links.amqp.sections import quick, split
 from links.amqp.values import Undecodable
 from settlement.attempts import RETRY_HEADER
-from settlement.delivery import Delivery, Letter, with_message
+from settlement.delivery import Delivery, Letter, decoded
 from tests.links.test_amqp_sections_laws import letters, messages
 
 pytestmark = pytest.mark.amqp
@@ -213,5 +213,5 @@ def test_the_message_is_found_again_by_the_delivery() -> None:
     (arrival,) = arrived(HEADER + DATA)
     (one,) = read([arrival])
     assert raw_of(one.delivery) is arrival.raw
-    assert raw_of(with_message(one.delivery, "decoded")) is arrival.raw
+    assert raw_of(decoded(one.delivery, "decoded")) is arrival.raw
     assert raw_of(None) is None
