@@ -18,7 +18,9 @@ from benchmarks.result import Result
 MODULES = {
     "memory-dispatch": "memory_dispatch",
     "sqlite-lease": "sqlite_lease",
+    "sqlite-growth": "sqlite_growth",
     "amqp-consume": "amqp_consume",
+    "amqp-read": "amqp_read",
     "amqp-publish": "amqp_publish",
 }
 """The beginning of a case's name, and the file that measures it."""

@@ -1,10 +1,13 @@
-"""`sqlite-lease-1`, `sqlite-lease-10`: a queue table in a SQLite file, claimed and settled 1 and 10 at a time.
+"""`sqlite-lease-1`, `-10`, `-32`: a queue table in a SQLite file, claimed and settled so many at a time.
 
 Ours: `open_runtime` with one subscription of that concurrency. Peer: a trio loop without this library that calls a
 thread once to claim n rows and once to settle them, each in one transaction, with the pragmas that we use ourselves and
 that SQLite's documentation recommends for a queue with one writer at a time (https://www.sqlite.org/wal.html, WAL with
 synchronous=NORMAL). Beside it, for scale, the same loop inside one thread, without trio. The figure is messages per
-second of wall time; rounds of the two are interleaved.
+second of wall time; rounds of the two are interleaved. `sqlite-lease-10-huey` and `-firm-queue`: ours, 10 at a time,
+against those queues (sqlite_peers.py).
+
+Targets: 0.8 (10) and 0.7 (32) of the loop; huey 2, firm-queue 5.
 
 What it does not show: several processes, a slow disk, or a handler that does something.
 """
@@ -24,6 +27,7 @@ import trio
 
 from benchmarks.drive import drive
 from benchmarks.result import Result
+from benchmarks.sqlite_peers import peers
 from links.sql import Lease, SqlBroker, Table
 
 TABLE = Table("jobs", id="id", payload="body", attempt="attempt", locked_until="locked_until", generated=("id",))
@@ -115,11 +119,11 @@ def _check(path: Path) -> None:
 
 
 def run(*, quick: bool) -> list[Result]:
-    """Both sizes, interleaved rounds, medians."""
+    """Each size, the peers, interleaved rounds, medians."""
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for room, count in ((1, 3_000), (10, 20_000)):
+        for room, count in ((1, 3_000), (10, 20_000), (32, 20_000)):
             rounds = 5 if quick else 11
             rate: Callable[[float], float] = partial(_rate, count)
             trios: list[tuple[float, float]] = []
@@ -140,6 +144,29 @@ def run(*, quick: bool) -> list[Result]:
                     aside=f"the loop inside one thread: {statistics.median(alone):.1f} messages per second",
                 )
             )
+        results += _against_peers(folder, 5 if quick else 11)
+    return results
+
+
+def _against_peers(folder: Path, rounds: int) -> list[Result]:
+    count = 300
+    results: list[Result] = []
+    for name, side in peers().items():
+        pairs: list[tuple[float, float]] = []
+        for _ in range(rounds):
+            mine = _rate(count, trio.run(ours, made(folder, count), count, 10))
+            with tempfile.TemporaryDirectory(dir=folder) as own:
+                pairs.append((mine, _rate(count, side(Path(own), count))))
+        results.append(
+            Result(
+                case=f"sqlite-lease-10-{name}",
+                ours=statistics.median(mine for mine, _ in pairs),
+                peer=statistics.median(theirs for _, theirs in pairs),
+                peer_name=name,
+                ratio=statistics.median(mine / theirs for mine, theirs in pairs),
+                unit="messages per second",
+            )
+        )
     return results
 
 
