@@ -50,7 +50,7 @@ class Backlog:
         if not ready:
             return None
         received = ready.popleft()
-        if ready and self._lot:
+        if self._woken < self._most and ready and self._lot:
             self._wake()
         return received
 

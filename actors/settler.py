@@ -20,7 +20,7 @@ from actors.events import log
 from actors.in_flight import InFlight
 from actors.messages import Said
 from actors.repeater import Repeater
-from links.abc import Link, Order
+from links.abc import Link, Order, Received
 from links.errors import LeaseLost, LetGo, NotApplied, SettlementError, SettlementUnknown
 from settlement.ledger import Line
 
@@ -91,11 +91,14 @@ class Settler:
             verdicts = await self._link.settle(spoken)
             if self._serial:
                 await self._link.flush()
-            for order, verdict in zip(spoken, verdicts, strict=True):
-                if verdict is None:
-                    self._done(order, said)
-                else:
-                    self._not_said(order, verdict, ended)
+            if any(verdicts):
+                for order, verdict in zip(spoken, verdicts, strict=True):
+                    if verdict is None:
+                        self._done(order, said)
+                    else:
+                        self._not_said(order, verdict, ended)
+            else:
+                self._all_done(spoken, said)
         for line, batch in ended.items():
             in_flight.ended(line, batch)
             in_flight.free(batch)
@@ -103,6 +106,17 @@ class Settler:
             for batch in said.values():
                 in_flight.free(batch)
             self._said.send_nowait(said)
+
+    def _all_done(self, orders: Sequence[Order], lines: Said) -> None:
+        """As `_done`, for many that are mostly of one line."""
+        line, batch = Line.ACKED, list[Received[Any]]()
+        for order in orders:
+            plan = order.plan
+            if plan.line is not line or not batch:
+                line, batch = plan.line, lines.setdefault(plan.line, [])
+            batch.append(order.received)
+            if plan.after:
+                self._in_flight.owe(order)
 
     def _done(self, order: Order, lines: Said) -> None:
         lines.setdefault(order.plan.line, []).append(order.received)

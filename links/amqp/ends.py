@@ -216,6 +216,12 @@ class Receiver(End):
             self.pump.kick()
         return said
 
+    def accept_all(self, arrivals: Sequence[Arrival]) -> list[bool]:
+        """As `settle` with *accepted*, for many."""
+        said = self.pump.engine.accept_all(arrivals)
+        self.pump.kick()
+        return said
+
     def concede(self, arrival: Arrival) -> None:
         """Settle a delivery as the peer has said itself."""
         self.pump.engine.concede(arrival)

@@ -16,7 +16,7 @@ Not thread-safe; whoever owns it calls it from one task at a time. Each order ma
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from links.amqp.binding import ffi, lib, put_condition, put_map
 from links.amqp.configure import configure
@@ -40,6 +40,7 @@ from links.amqp.wire import Frame, Watch
 
 __all__ = ["Engine"]
 
+_ACCEPTED = int(State.ACCEPTED)
 _MODIFIED = int(State.MODIFIED)
 _REJECTED = int(State.REJECTED)
 _SETTLED, _UNSETTLED, _MIXED = lib.PN_SND_SETTLED, lib.PN_SND_UNSETTLED, lib.PN_SND_MIXED
@@ -333,6 +334,21 @@ class Engine:
         lib.pn_delivery_update(pointer, state)
         lib.pn_delivery_settle(pointer)
         return True
+
+    def accept_all(self, arrivals: Iterable[Arrival]) -> list[bool]:
+        """As `settle` with *accepted*, for many: what it says of each."""
+        update, settle = lib.pn_delivery_update, lib.pn_delivery_settle
+        said: list[bool] = []
+        for arrival in arrivals:
+            pointer = arrival.pointer
+            if pointer is None or not arrival.link.alive:
+                said.append(False)
+                continue
+            arrival.pointer = None
+            update(pointer, _ACCEPTED)
+            settle(pointer)
+            said.append(True)
+        return said
 
     def concede(self, arrival: Arrival) -> None:
         """The sender has said what becomes of this delivery: settle it as it says; nothing, where it is dead."""

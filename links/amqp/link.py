@@ -126,18 +126,26 @@ class AmqpLink(Link[bytes]):
         There is no checkpoint here.
         """
         self._check()
-        receiver, wall = self._receiver, time.time()
-        verdicts: list[Verdict] = []
-        for order in orders:
-            arrival: Arrival = order.received.token
-            self._held.pop(arrival, None)
-            if receiver.settle(arrival, disposition(order.plan.verb, wall)):
-                verdicts.append(None)
-            else:
-                verdicts.append(self._unsaid(order, arrival))
+        receiver, held = self._receiver, self._held
+        arrivals: list[Arrival] = [order.received.token for order in orders]
+        for arrival in arrivals:
+            held.pop(arrival, None)
+        if all(type(order.plan.verb) is Accepted for order in orders):
+            said = receiver.accept_all(arrivals)
+        else:
+            wall, settle = time.time(), receiver.settle
+            said = [
+                settle(arrival, disposition(order.plan.verb, wall))
+                for arrival, order in zip(arrivals, orders, strict=True)
+            ]
         if not self._stopped:
             receiver.grant(len(orders))
-        return verdicts
+        if all(said):
+            return [None] * len(said)
+        return [
+            None if is_said else self._unsaid(order, arrival)
+            for is_said, arrival, order in zip(said, arrivals, orders, strict=True)
+        ]
 
     def _unsaid(self, order: Order, arrival: Arrival) -> Verdict:
         what = f"{self._source}: delivery {order.received.delivery.id}"

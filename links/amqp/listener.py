@@ -43,6 +43,7 @@ __all__ = ["HUNG_UP", "TOO_LONG", "Listener"]
 
 TOO_LONG = "amqp:link:message-size-exceeded"
 _ABORTED = "connection aborted"
+_ABORTED_READ = -11  # PN_ABORTED, which the binding does not name
 HUNG_UP = Condition("", "the peer has hung up, without a close")
 
 _DELIVERY = lib.PN_DELIVERY
@@ -85,6 +86,7 @@ class Listener:
         self._gone_sessions: list[SessionHandle] = []
         self._buffer: Pointer = ffi.new("char[]", _CHUNK)
         self._size = _CHUNK
+        self._view = ffi.buffer(self._buffer)
         self._answers: dict[int, Callable[[Pointer], None]] = {
             lib.PN_CONNECTION_REMOTE_OPEN: self._opened,
             lib.PN_CONNECTION_REMOTE_CLOSE: self._closed,
@@ -101,6 +103,7 @@ class Listener:
         """A piece of C memory of at least this size, for the next call alone."""
         if size > self._size:
             self._buffer, self._size = ffi.new("char[]", size), size
+            self._view = ffi.buffer(self._buffer)
         return self._buffer
 
     def take(self) -> list[Event]:
@@ -301,19 +304,22 @@ class Listener:
 
     def _read(self, link: LinkHandle) -> None:
         """Read what has come on a link; a delivery that is not whole yet is read as far as it has come."""
-        pointer, arrivals, presettled = link.pointer, list[Arrival](), lib.pn_delivery_settled
-        while delivery := lib.pn_link_current(pointer):
-            if lib.pn_delivery_aborted(delivery):
+        pointer, arrivals = link.pointer, list[Arrival]()
+        current, receive, advance = lib.pn_link_current, lib.pn_link_recv, lib.pn_link_advance
+        is_partial, presettled = lib.pn_delivery_partial, lib.pn_delivery_settled
+        while delivery := current(pointer):
+            size = receive(pointer, self._buffer, self._size)  # not asking before how much there is saves a call
+            if size == _ABORTED_READ:
                 self._give_up(link, delivery, arrivals)
                 arrivals = []
                 continue
-            partial = lib.pn_delivery_partial(delivery)
-            size = lib.pn_delivery_pending(delivery)
-            raw = b""
-            if size > 0:
-                buffer = self.buffer(size)
-                count = lib.pn_link_recv(pointer, buffer, size)
-                raw = ffi.buffer(buffer, count)[:] if count > 0 else b""
+            raw = self._view[:size] if size > 0 else b""
+            while size == self._size:  # there may be more
+                more = max(lib.pn_delivery_pending(delivery), 1)
+                size = receive(pointer, self.buffer(more), more)
+                raw += self._view[:size] if size > 0 else b""
+            size = len(raw)
+            partial = is_partial(delivery)
             if partial or link.partial is not None:
                 whole = link.partial = link.partial or bytearray()
                 whole += raw
@@ -329,7 +335,7 @@ class Listener:
                 break
             if link.partial is not None:
                 raw, link.partial = bytes(link.partial), None
-            lib.pn_link_advance(pointer)
+            advance(pointer)
             if settled := bool(presettled(delivery)):
                 self._forget_word(link, delivery)
                 lib.pn_delivery_settle(delivery)  # proton forgets it, and the peer hears nothing
