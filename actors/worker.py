@@ -12,7 +12,7 @@ and the life books it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import attrs
 import trio
@@ -227,22 +227,34 @@ class Worker:
         self, handler: Callable[[Any], Awaitable[object]], argument: Any, batch: Sequence[Received[Any]]
     ) -> tuple[object, Exception | None]:
         """What the handler returned, and its failure. Cancellation: an error of the handler beside it is logged."""
-        opened, within = self._in_flight.open, self._subscription.within
         for received in batch:
-            opened[received] = self
+            self._in_flight.open[received] = self
             received.started = True
         try:
-            if within is None:
-                return await handler(argument), None
-            with trio.move_on_after(within):
-                return await handler(argument), None
-            return None, trio.TooSlowError(f"{self._subscription.name}: a handler ran longer than within={within:g} s")
+            return await self._in_time(handler)(argument), None
         except Exception as error:  # noqa: BLE001 -- a handler may raise anything; the policy answers (C-1.3)
             return None, error
         except BaseExceptionGroup as group:
-            errors, rest = group.split(Exception)
-            self._log_late(batch, errors)
-            raise_bare(cast("BaseException", rest))  # never empty: else the group were an Exception
+            self._raise_rest(group, batch)
+
+    def _in_time(self, handler: Callable[[Any], Awaitable[object]]) -> Callable[[Any], Awaitable[object]]:
+        """The handler, which fails when it takes too long."""
+        name, within = self._subscription.name, self._subscription.within
+        if within is None:
+            return handler
+
+        async def limited(argument: Any) -> object:
+            with trio.move_on_after(within):
+                return await handler(argument)
+            raise trio.TooSlowError(f"{name}: a handler ran longer than within={within:g} s")
+
+        return limited
+
+    def _raise_rest(self, group: BaseExceptionGroup[BaseException], batch: Sequence[Received[Any]]) -> NoReturn:
+        """A handler has failed while it was cancelled: log the failure, raise the rest."""
+        errors, rest = group.split(Exception)
+        self._log_late(batch, errors)
+        raise_bare(cast("BaseException", rest))  # never empty: else the group were an Exception
 
     async def _counts(
         self, called: tuple[object, Exception | None] | None, batch: Sequence[Received[Any]]
@@ -274,6 +286,10 @@ class SingleWorker(Worker):
 
     _subscription: Subscription[Any]
 
+    def __init__(self, tools: Tools) -> None:
+        super().__init__(tools)
+        self._handler = self._in_time(self._subscription.handler)
+
     async def run(self, backlog: Backlog, orders: trio.MemorySendChannel[Order]) -> None:
         """As `Worker.run`."""
         with orders:
@@ -293,24 +309,36 @@ class SingleWorker(Worker):
 
         Returns a delivery that was taken and not begun.
         """
-        handler, together = self._subscription.handler, not self._settler.alone
+        handler, together, drain = self._handler, not self._settler.alone, self._drain.requested
+        opened, decide, policy = self._in_flight.open, self._source.decide, self._policy
         delivery = self._decoded(received)
         called: tuple[object, Exception | None] | None = None
         plan: Plan[Any] | None = None
         with self._new_scope():
             while isinstance(delivery, Delivery):
-                self._current = (received,)
                 called = plan = None
-                called = await self._answered(handler, delivery, self._current)
-                if called[1] is None:  # a handler that swallowed `Cancelled` has answered nothing
-                    await trio.lowlevel.checkpoint_if_cancelled()
-                plan = self._planned(received, called)
-                if plan is None or not (together and plan.plain):
+                self._current = (received,)
+                opened[received] = self
+                received.started = True
+                try:
+                    result = await handler(delivery)
+                except Exception as error:  # noqa: BLE001 -- a handler may raise anything; the policy answers (C-1.3)
+                    called = None, error
+                    break
+                except BaseExceptionGroup as group:
+                    self._raise_rest(group, self._current)
+                called = result, None
+                await trio.lowlevel.checkpoint_if_cancelled()  # who swallowed `Cancelled` has answered nothing
+                ending = ACK if result is None else result
+                if not is_outcome(ending):
+                    break
+                plan = decide(ending, received.delivery, policy)
+                if not (together and plan.plain):
                     break
                 orders.send_nowait(Order(received, plan))
                 self._current = ()
                 following = backlog.take() or await backlog.until_ready()
-                if following is None or self._drain.requested.is_set():
+                if following is None or drain.is_set():
                     return following
                 if not self._ours(following):
                     return None
@@ -322,14 +350,6 @@ class SingleWorker(Worker):
             self._current = ()
             await self._finish(received, await self._counts(called, [received]), plan, orders)
         return None
-
-    def _planned(self, received: Received[Any], called: tuple[object, Exception | None]) -> Plan[Any] | None:
-        """The plan for what a handler answered; None where that is no outcome."""
-        result, failure = called
-        ending = ACK if result is None else result
-        if failure is not None or not is_outcome(ending):
-            return None
-        return self._source.decide(cast("Ending", ending), received.delivery, self._policy)
 
     async def _finish(
         self,

@@ -7,7 +7,7 @@ cancelled, the process died), so no handler can return it (CORE C-1.1, DESIGN 0.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import attrs
 
@@ -67,7 +67,7 @@ Outcome: TypeAlias = Ack | Retry | RetryAfter | Drop
 _OUTCOMES = frozenset({Ack, Retry, RetryAfter, Drop})
 
 
-def is_outcome(value: object) -> bool:
+def is_outcome(value: object) -> TypeGuard[Outcome]:
     """Is this one of the four? (By exact class: a look-alike is a mistake of the handler, C-1.3.)"""
     return type(value) in _OUTCOMES
 
