@@ -330,14 +330,19 @@ class Broker(ABC):
 
         Cancellation: nothing was done.
         """
-        if self.is_open and self._home is not trio.lowlevel.current_trio_token():
-            raise RuntimeError(f"{self.name} is open in another trio.run: come in by trio.from_thread.run")
+        if self.is_open:
+            self.check_home()
         while self.presence is not Presence.UP or self.lives <= after:
             if not self.is_open:
                 raise NotConnected(
                     f"{self.name} is {self.presence.value}: enter open_runtime or actors.connected(broker) first"
                 )
             await self._changed.wait()
+
+    def check_home(self) -> None:
+        """Raise `RuntimeError` in another `trio.run` than the one that this broker is open in."""
+        if self._home is not trio.lowlevel.current_trio_token():
+            raise RuntimeError(f"{self.name} is open in another trio.run: come in by trio.from_thread.run")
 
     def _become(self, presence: Presence) -> None:
         self.presence = presence

@@ -50,6 +50,7 @@ class Letters:
         Whatever it raises, nothing was sent: `LinkRefused`, `LinkBroken`, `NotConnected`. Cancellation: the same.
         """
         if not self._waiting and self._broker.presence is Presence.UP:
+            self._broker.check_home()
             await trio.lowlevel.checkpoint_if_cancelled()
             sender = self._broker.life.sender_now(self._address)
             if sender is not None and not self._waiting and (sent := sender.send_nowait(raw)) is not None:

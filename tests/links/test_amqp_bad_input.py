@@ -107,11 +107,12 @@ def test_a_dead_letter_that_is_the_address_itself_is_refused_in_each_form() -> N
         (one.queue("orders"), one.publisher("orders")),
         (one.raw("/x"), one.publisher(Raw("/x"))),
         (one.topic("t"), one.publisher(Topic("t"))),
+        (one.raw("orders"), "orders"),  # elsewhere than on RabbitMQ that is the queue's address
+        (one.queue("orders"), broker().publisher(Queue("orders"))),  # on the same host
     ):
         with pytest.raises(ValueError, match="dead_letter must be another address"):
             Subscription(source, handler, policy=Policy(dead_letter=to))
-    Subscription(one.raw("orders"), handler, policy=Policy(dead_letter="orders"))  # a queue of that name is another
-    Subscription(one.queue("orders"), handler, policy=Policy(dead_letter=broker().publisher(Queue("orders"))))
+    Subscription(one.raw("orders"), handler, policy=Policy(dead_letter=Raw("/queues/others").name))
 
 
 def test_no_repr_shows_a_credential() -> None:
