@@ -52,7 +52,9 @@ async def main(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "jobs.db"
     with closing(sqlite3.connect(database)) as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS jobs (id INTEGER PRIMARY KEY, body BLOB, locked_until REAL)")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB, locked_until REAL)"
+        )
         (left,) = connection.execute("SELECT count(*) FROM jobs").fetchone()
         connection.executemany("INSERT INTO jobs (body) VALUES (?)", [(b"job",)] * (300 - left))
         connection.commit()

@@ -45,13 +45,9 @@ class Reader(Generic[R]):
     """Reads the rows of one queue. A row that cannot be read is a delivery with `unreadable` set (S-4.9)."""
 
     def __init__(self, form: LeaseForm, source: str) -> None:
-        table, schema = form.table, form.schema
         self._source = source
-        self._counted = table.attempt is not None
-        self._columns = None if table.payload else schema.names
-        self._start = form.row_starts
-        self._lock = schema[table.locked_until or ""].name
-        self._attempt = schema[table.attempt].name if table.attempt else None
+        self._counted = form.table.attempt is not None
+        self._whole = form.table.payload is None
 
     def read(self, row: Row, expires: float) -> Received[R]:
         """One delivery; its token is (id, locked_until, attempt) as they are stored now."""
@@ -67,11 +63,11 @@ class Reader(Generic[R]):
             except Exception as error:  # noqa: BLE001
                 unreadable = error
         try:
-            if self._columns is None:
-                body = message = payload if type(payload) is bytes else _body(payload)
-            else:
-                message = self._row(self._columns, row, count)
+            if self._whole:
+                message = row[6]
                 body = dump_row(message)
+            else:
+                body = message = payload if type(payload) is bytes else _body(payload)
         except Exception as error:  # noqa: BLE001
             unreadable = error
         redeliveries: int | None = None
@@ -94,11 +90,3 @@ class Reader(Generic[R]):
             key=None if partition is None else name_of(partition),
         )
         return Received(delivery, (key, until, count), expires, unreadable=unreadable)
-
-    def _row(self, columns: Any, row: Row, count: Any) -> dict[str, Any]:
-        """The row as it was before the claim, with an empty lease."""
-        values = dict(zip(columns, row[self._start :], strict=True))
-        values[self._lock] = None
-        if self._attempt is not None and count is not None:
-            values[self._attempt] = count - 1
-        return values

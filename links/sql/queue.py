@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from links.sql.link import SqliteLink
 from links.sql.publisher import SqlPublisher
 from links.sql.sqlite_jobs import Call
 from links.sql.sqlite_lease import LeaseForm
-from links.sql.sqlite_schema import Schema, inspect, name_in_file
+from links.sql.sqlite_schema import name_in_file
 from links.sql.sqlite_writer import PATIENCE
 from links.sql.table import Table
 from links.sql.wakes import Wakes
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from links.sql.broker import SqlBroker
 
 __all__ = ["SqlQueue"]
+
+_log = logging.getLogger("trio_settlement")
 
 R = TypeVar("R")
 
@@ -137,15 +140,20 @@ class SqlQueue(Source[R]):
         wakes = Wakes(self._poll_interval)
         with life.link(), self._broker.attached(self.table, self.group, subscription, wakes):
             dead = policy.dead_letter if isinstance(policy.dead_letter, str) and self.table.group is None else None
-            look: Call[Schema] = Call(
-                PATIENCE, lambda connection, _: inspect(connection, self.table, subscription, dead)
+            look: Call[LeaseForm] = Call(
+                PATIENCE,
+                lambda connection, _: LeaseForm(
+                    connection, self.table, self.group, self._lease, subscription=subscription, dead_letter=dead
+                ),
             )
             await life.queues.carry_out(look)
             if isinstance(look.error, CallBroken):  # no call of a link that lives on: this attempt is over
                 raise LinkBroken(f"subscription {subscription!r}: {look.error}") from look.error
             if look.error is not None:
                 raise look.error
-            form = LeaseForm(self.table, look.result[0], self.group, self._lease)
+            form = look.result[0]
+            for line in form.warnings:
+                _log.warning("%s", line)
             link: SqliteLink[R] = SqliteLink(
                 form,
                 life.queues,

@@ -21,6 +21,7 @@ from links.sql import sqlite_times
 from links.sql.sqlite_codes import is_busy, is_fatal, is_weather, primary_code
 from links.sql.sqlite_jobs import Job, Work
 from links.sql.sqlite_lease import text
+from links.sql.sqlite_schema import Database
 from links.sql.sqlite_watch import Watch
 
 __all__ = ["Busy", "Connection", "Fatal"]
@@ -42,7 +43,7 @@ class Connection:
 
     def __init__(self, path: Path, name: str, synchronous: Literal["NORMAL", "FULL"]) -> None:
         self._path, self._name, self._synchronous = path, name, synchronous
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Database | None = None
         self._watch: Watch | None = None
         self._lock = threading.Lock()
         """For the two flags."""
@@ -52,7 +53,7 @@ class Connection:
         """Nobody may use it any more; a call that is under way closes the file when it ends."""
 
     @property
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Database:
         assert self._connection is not None, "opened before it is used"  # noqa: S101 -- an invariant of ours
         return self._connection
 
@@ -98,6 +99,7 @@ class Connection:
                 isolation_level=None,
                 check_same_thread=False,
                 cached_statements=256,
+                factory=Database,
             )
         except sqlite3.Error as error:
             raise self._refused(error) from error
@@ -182,7 +184,7 @@ class Connection:
     def _together(self, works: Sequence[Work]) -> None:
         connection = self._open
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            connection.begin()
             now = sqlite_times.now()
             for work in works:
                 work.run(connection, now)

@@ -18,7 +18,7 @@ from links.sql.headers import dump, load_row
 from links.sql.sqlite_codes import BINDING
 from links.sql.sqlite_jobs import Job
 from links.sql.sqlite_lease import Ignored
-from links.sql.sqlite_schema import Schema, read_schema
+from links.sql.sqlite_schema import Schema, read_schema, schema_version
 from links.sql.sqlite_statements import insert, quote, quote_table
 from links.sql.sqlite_times import later
 from links.sql.table import Table
@@ -34,16 +34,18 @@ class Inserter:
     table: Table[Any]
     group: str | None
     _schema: Schema | None = None
+    _version: int | None = None
 
     def insert(self, connection: sqlite3.Connection, now: int, letter: Letter, key: Any, *, once: bool) -> bool:
         """Insert one row; `once`: False where the id is there already.
 
         Raises `PublishNotAccepted`, and `Ignored` where the database has written no row.
         """
-        schema = self._schema or read_schema(connection, self.table.name)
+        version = schema_version(connection)
+        schema = self._schema if version == self._version else None
+        schema = schema or read_schema(connection, self.table.name)
         if schema is None:
             raise PublishNotAccepted(f"there is no table {self.table.name!r}")
-        self._schema = None  # read again after a failure: the table may have been altered
         row = self._row(schema, now, letter, key)
         text = insert(self.table.name, [*row], once=self.table.id if once else None)
         values = {f"v{number}": value for number, value in enumerate(row.values())}
@@ -55,7 +57,7 @@ class Inserter:
             raise PublishNotAccepted(f"table {self.table.name!r}: {error}") from error
         if not touched and not (once and self._is_there(connection, key)):
             raise Ignored(f"table {self.table.name!r}: no row was written: a trigger has ignored it")
-        self._schema = schema
+        self._schema, self._version = schema, version
         return touched
 
     def _is_there(self, connection: sqlite3.Connection, key: Any) -> bool:
@@ -85,7 +87,12 @@ class Inserter:
             row[table.retry_after] = schema.encoder(table.retry_after)(now)
         if table.attempt and self._lacks(schema, table.attempt, row) and schema[table.attempt].required:
             row[table.attempt] = 1
-        if self._lacks(schema, table.id, row) and not schema[table.id].filled:
+        if table.id in table.generated and table.id not in row and not schema.fills(table.id):
+            raise PublishNotAccepted(
+                f"table {table.name!r}: column {table.id!r} (id) is in generated=(…), but nothing fills it: declare it "
+                "INTEGER PRIMARY KEY AUTOINCREMENT"
+            )
+        if self._lacks(schema, table.id, row) and not schema.fills(table.id):
             if not schema[table.id].textual:
                 raise PublishNotAccepted(
                     f"table {table.name!r}: column {table.id!r} (id) needs a value: publish_once(id, …), or name it "

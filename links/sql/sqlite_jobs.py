@@ -142,7 +142,7 @@ class Claim(Job):
         """What the rows were read as, when they have landed."""
         self.orphan = False
         """Nobody waits for the rows any more."""
-        self._failures = 0
+        self._learned = 0
 
     def work(self, connection: sqlite3.Connection, now: int) -> None:
         """Claim."""
@@ -150,9 +150,9 @@ class Claim(Job):
         self.rows = self._form.claim(connection, now, self.room, self.passing)
 
     def learned(self) -> bool:
-        """A row that ended its transaction is passed over by the next try."""
-        before, self._failures = self._failures, len(self.passing.failed)
-        return self._failures > before
+        """A row that ended its transaction is looked for, and then passed over, by the next try."""
+        before, self._learned = self._learned, self.passing.learned
+        return self._learned > before
 
     def fail(self, error: BaseException) -> None:
         """Nothing was claimed, whatever a try before found."""

@@ -1,31 +1,46 @@
 """The lease form's verbs on SQLite, one call each: claim, say, extend, let go. Runs in the thread, in a transaction.
 
 Each reads the time that it is given, writes what its text says, and tells whether it touched the row. A single
-statement that fails undoes itself; the move to another table takes two and stands in a savepoint.
+statement that fails undoes itself; a claim, and the move to another table, take several and stand in a savepoint.
+
+A transaction is always IMMEDIATE, so between a claim's SELECT and its UPDATE nobody writes. RETURNING is not used: up
+to SQLite 3.40 it gives integers as floats where the table's first column is REAL.
+
+The table is looked at again whenever its schema has changed: no statement runs on columns that are not there, or not of
+the type that they were. What no longer fits is a `LinkRefused` from every call, with nothing written, until it does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sqlite3
-from collections.abc import Container, Sized
+from collections.abc import Container, Generator, Sequence, Sized
 from typing import Any, Protocol, TypeAlias
 
 import attrs
 
+from links.sql import sqlite_times
 from links.sql.sqlite_codes import BINDING, is_of_the_row
-from links.sql.sqlite_schema import Schema
-from links.sql.sqlite_statements import Statements
+from links.sql.sqlite_inspect import Look, inspect, odd_times
+from links.sql.sqlite_schema import Schema, read_schema, schema_version
+from links.sql.sqlite_statements import Statements, quote, quote_table
 from links.sql.sqlite_times import later
 from links.sql.table import Table
 from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
 
 __all__ = ["BadText", "Held", "Ignored", "LeaseForm", "Passing", "Row", "Token", "text"]
 
+_log = logging.getLogger("trio_settlement")
+
 Row: TypeAlias = tuple[Any, ...]
 """What a claim returns: id, locked_until, attempt after the claim, payload, headers, key, and in row mode the row."""
 
 Token: TypeAlias = tuple[Any, Any, Any]
 """(id, locked_until, attempt), as they are stored; attempt is None where the table has none (DESIGN 6)."""
+
+_MINUTE = 60_000_000
+"""Microseconds between two looks for times of another form, when there is nothing else to do."""
 
 
 class BadText(bytes):
@@ -61,6 +76,8 @@ class Passing:
     most: int = 500
     """How many may fail; then the claim ends with what it has."""
     failed: dict[Any, BaseException] = attrs.Factory(dict[Any, BaseException])
+    singly: bool = False
+    """Did leasing several at once fail? Then each is leased by itself; also by the next try, if it ended this one."""
     complete: bool = False
     """Was every row that is due looked at?"""
 
@@ -74,73 +91,189 @@ class Passing:
         return len(self.held) + len(self.over) + len(self.failed)
 
     @property
+    def learned(self) -> int:
+        """Is it more than at the last try? Then the next one goes otherwise."""
+        return self.singly + len(self.failed)
+
+    @property
     def enough(self) -> bool:
         """Have too many failed?"""
         return len(self.failed) >= self.most
 
 
-class LeaseForm:
-    """The verbs for one queue of one table."""
+@contextlib.contextmanager
+def _undone(connection: sqlite3.Connection, name: str) -> Generator[None, None, None]:
+    """A savepoint for the block: where it fails, nothing of it is written."""
+    connection.execute(f"SAVEPOINT {name}")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute(f"ROLLBACK TO {name}")
+            connection.execute(f"RELEASE {name}")
+        raise
+    connection.execute(f"RELEASE {name}")
 
-    def __init__(self, table: Table[Any], schema: Schema, group: str | None, lease: float) -> None:
-        self.table, self.schema, self.group, self.lease = table, schema, group, lease
+
+class LeaseForm:
+    """The verbs for one queue of one table. Raises `LinkRefused` where the table is no queue."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        table: Table[Any],
+        group: str | None,
+        lease: float,
+        *,
+        subscription: str,
+        dead_letter: str | None = None,
+    ) -> None:
+        self.table, self.group, self.lease = table, group, lease
+        self._subscription, self._dead_letter = subscription, dead_letter
+        self._last = 0
+        self._version = schema_version(connection)
+        look = self._look(connection)
+        odd = self._odd_times(connection)
+        self._odd = set(odd)
+        """The columns that hold times of another form, as far as was told."""
+        self._looked = sqlite_times.now()
+        self.warnings = [*look.warnings, *odd.values()]
+        """What was told so far: said once."""
+
+    def _look(self, connection: sqlite3.Connection) -> Look:
+        look = inspect(connection, self.table, self._subscription, self._dead_letter)
+        schema, table = look.schema, self.table
+        self.schema = schema
         self.texts = schema.statements(table)
         self._odd_texts = schema.statements(table, "CAST(:id AS TEXT)")
         self._lock = schema.encoder(table.locked_until)
         self._due = schema.encoder(table.retry_after)
         self._finished = schema.encoder(table.processed_at)
-        self.row_starts = 6
-        self._last = 0
+        self._dead: dict[str, Schema | None] = {}
+        return look
+
+    def _again(self, connection: sqlite3.Connection) -> None:
+        """Look at the table again where the schema has changed."""
+        version = schema_version(connection)
+        if version != self._version:
+            self._tell(self._look(connection).warnings)
+            self._version = version
+
+    def _tell(self, warnings: Sequence[str]) -> None:
+        for line in warnings:
+            if line not in self.warnings:
+                self.warnings.append(line)
+                _log.warning("%s", line)
+
+    # --- claim -------------------------------------------------------------------------------------------------------
 
     def claim(self, connection: sqlite3.Connection, now: int, room: int, passing: Passing) -> list[Row]:
         """Lease up to `room` due rows in the queue's order, but for those that are passed over.
 
-        Row by row: one that cannot be leased is `passing`'s, and the claim goes on behind it. Raises what says nothing
-        of a row, and what has ended the transaction.
+        One that cannot be leased is `passing`'s, and the claim goes on behind it. Raises what says nothing of a row,
+        and what has ended the transaction.
         """
+        self._again(connection)
         due: dict[str, Any] = {"now": self._lock(now), "due": self._due(now), "group": self.group}
-        expiry = self._lock(self._expiry(now))
+        expiry: Any = None
         taken: list[Row] = []
         passing.complete = False
         look = room
         while True:
             found = connection.execute(self.texts.claim, {**due, "room": look}).fetchall()
-            for row in found:
-                if passing.passes(row[0]):
-                    continue
-                if len(taken) == room or passing.enough:
-                    return taken
-                if (got := self._take(connection, row, due["now"], expiry, passing)) is not None:
-                    taken.append(got)
-            if len(found) < look:
+            rows = [row for row in found if not passing.passes(row[0])]
+            while rows and len(taken) < room and not passing.enough:
+                if expiry is None:
+                    expiry = self._lock(self._expiry(now))
+                some, rows = rows[: room - len(taken)], rows[room - len(taken) :]
+                taken += self._take(connection, some, due["now"], expiry, passing)
+            if len(found) < look and not rows and not passing.enough:
                 passing.complete = True
+                self._look_for_odd_times(connection, now)
                 return taken
-            if len(taken) == room:
+            if len(taken) == room or passing.enough:
                 return taken
             # those that were leased are not found again, those that are passed over may all stand in front
             look = min(2 * look, room - len(taken) + passing.size)
 
     def _take(
-        self, connection: sqlite3.Connection, row: tuple[Any, ...], now: Any, expiry: Any, passing: Passing
-    ) -> Row | None:
-        """Lease this row and read its token back as it is stored; None: it cannot be leased."""
-        key, attempt = row[:2]
-        texts = self._odd_texts if isinstance(key, BadText) else self.texts
-        values = {"id": key, "attempt": attempt, "expiry": expiry, "now": now}
-        try:
-            touched = connection.execute(texts.take, values).rowcount > 0
-            token = connection.execute(texts.taken, values).fetchone() if touched else None
-        except BINDING as error:
-            if not is_of_the_row(error):
-                raise
-            passing.failed[key] = error
-            if not connection.in_transaction:
-                raise
-            return None
-        if token is None:
-            passing.failed[key] = Ignored("a trigger has ignored the lease, or taken it back")
-            return None
-        return (key, *token, *row[2:])
+        self, connection: sqlite3.Connection, rows: list[Row], now: Any, expiry: Any, passing: Passing
+    ) -> list[Row]:
+        """Lease these rows: all at once, or one by one where one of them cannot be leased."""
+        if len(rows) > 1 and not passing.singly:
+            try:
+                return self._leased(connection, rows, now, expiry, passing)
+            except BINDING as error:
+                if not is_of_the_row(error):
+                    raise
+                passing.singly = True
+                if not connection.in_transaction:
+                    raise
+        taken: list[Row] = []
+        for row in rows:
+            if passing.enough:
+                break
+            try:
+                taken += self._leased(connection, [row], now, expiry, passing)
+            except BINDING as error:
+                if not is_of_the_row(error):
+                    raise
+                passing.failed[row[0]] = error
+                if not connection.in_transaction:
+                    raise
+        return taken
+
+    def _leased(
+        self, connection: sqlite3.Connection, rows: list[Row], now: Any, expiry: Any, passing: Passing
+    ) -> list[Row]:
+        """Lease them, all or none: as they are stored, which is as they were written where no trigger has its say."""
+        plain, odd = self._values(rows, expiry)
+        touched = 0
+        with _undone(connection, "claim") if len(rows) > 1 or self.schema.triggers else contextlib.nullcontext():
+            for text, some in ((self.texts.take, plain), (self._odd_texts.take, odd)):
+                if some:
+                    touched += connection.executemany(text, some).rowcount
+        if not self.schema.triggers and touched == len(rows):
+            return [self._row(row, expiry) for row in rows]
+        taken: list[Row] = []
+        for row in rows:
+            texts = self._odd_texts if type(row[0]) is BadText else self.texts
+            stored = connection.execute(texts.taken, {"id": row[0], "now": now}).fetchone()
+            if stored is None:
+                passing.failed[row[0]] = Ignored("a trigger has ignored the lease, or taken it back")
+            else:
+                taken.append(self._row((row[0], stored[1], *row[2:]), stored[0]))
+        return taken
+
+    @staticmethod
+    def _values(rows: list[Row], expiry: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """What is bound for each, and for those whose id is not UTF-8."""
+        values = [{"id": row[0], "expiry": expiry, "attempt": row[1]} for row in rows]
+        odd = [each for each in values if type(each["id"]) is BadText]
+        return ([each for each in values if type(each["id"]) is not BadText] if odd else values), odd
+
+    def _row(self, row: Row, stored: Any) -> Row:
+        """With the lease in its place; in row mode the columns as one `dict`, as they were before the claim."""
+        head = (row[0], stored, *row[1:5])
+        if self.table.payload is not None:
+            return head
+        columns = dict(zip(self.schema.names, row[5:], strict=True))
+        columns[self.schema[self.table.locked_until or ""].name] = None
+        return (*head, columns)
+
+    def _look_for_odd_times(self, connection: sqlite3.Connection, now: int) -> None:
+        """Once a minute, when there is nothing else to do."""
+        if not -_MINUTE < now - self._looked < _MINUTE:
+            self._looked = now
+            odd = self._odd_times(connection)
+            self._tell([line for column, line in odd.items() if column not in self._odd])
+            self._odd.update(odd)
+
+    def _odd_times(self, connection: sqlite3.Connection) -> dict[str, str]:
+        """A time of another form may never be due: then only a look at the rows tells. By column, what to say."""
+        here = f"subscription {self._subscription!r}, table {self.table.name!r}"
+        found = odd_times(connection, self.table, self.schema)
+        return {column: f"{here}: {line}" for column, line in found.items()}
 
     def _expiry(self, now: int) -> int:
         """The expiry of a claim at `now`; no claim of the last second had it, so that two claims of a row differ.
@@ -153,14 +286,18 @@ class LeaseForm:
         self._last = expiry
         return expiry
 
+    # --- settle ------------------------------------------------------------------------------------------------------
+
     def say(self, connection: sqlite3.Connection, now: int, token: Token, verb: Verb) -> bool:
-        """Carry out the verb; False: the lease was lost, and nothing was touched (S-3.2)."""
+        """Carry out the verb; False: nothing was touched (S-3.2). `holds` tells whether the lease was lost then."""
+        self._again(connection)
         texts = self._odd_texts if isinstance(token[0], BadText) else self.texts
         values: dict[str, Any] = {"id": token[0], "token": token[1], "attempt": token[2]}
         statement = ""
         match verb:
             case MoveToTable(table):
-                return self._move(connection, table, texts, values)
+                with _undone(connection, "move"):
+                    return self._move(connection, table, texts, values)
             case Finish():
                 values["finished"] = self._finished(now)
                 statement = texts.finish
@@ -177,32 +314,72 @@ class LeaseForm:
         return connection.execute(statement, values).rowcount > 0
 
     def _move(self, connection: sqlite3.Connection, to: str, texts: Statements, values: dict[str, Any]) -> bool:
-        connection.execute("SAVEPOINT move")
+        columns = self.schema.stored
+        new = None
         try:
-            touched = connection.execute(texts.copy(to, self.schema.stored), values).rowcount > 0
-            if touched and connection.execute(texts.delete, values).rowcount == 0:
+            touched = connection.execute(texts.copy(to, columns), values).rowcount > 0
+        except sqlite3.IntegrityError:
+            if not connection.in_transaction or not self._fills_itself(connection, to, values["id"]):
+                raise
+            others = [column for column in columns if column.lower() != self.table.id.lower()]
+            copied = connection.execute(texts.copy(to, others), values)
+            touched, new = copied.rowcount > 0, copied.lastrowid
+        if touched:
+            touched = connection.execute(texts.delete, values).rowcount > 0
+            if not touched:
                 raise Ignored("the row was copied, and a trigger has ignored its DELETE")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK TO move")
-                connection.execute("RELEASE move")
-            raise
-        connection.execute("RELEASE move")
+        if touched and new is not None:
+            _log.warning(
+                "subscription %r, table %r: row %s is row %s of the dead-letter table %r, where its own id was taken; "
+                "a key that is AUTOINCREMENT gives no id twice",
+                self._subscription,
+                self.table.name,
+                values["id"],
+                self._id_of(connection, to, new),
+                to,
+            )
         return touched
 
-    def extend(self, connection: sqlite3.Connection, now: int, token: Token) -> Token | None:
-        """The token that now holds the row; None: the lease was lost."""
-        expiry = self._lock(later(now, self.lease))
-        return (token[0], expiry, token[2]) if self._touch(connection, "extend", token, expiry) else None
+    def _fills_itself(self, connection: sqlite3.Connection, to: str, key: Any) -> bool:
+        """Is this id taken in the table `to`, and does that table give a row an id by itself?"""
+        if to not in self._dead:
+            self._dead[to] = read_schema(connection, to)
+        dead = self._dead[to]
+        if dead is None or self.table.id not in dead or not dead[self.table.id].filled:
+            return False
+        value = "CAST(? AS TEXT)" if isinstance(key, BadText) else "?"
+        query = f"SELECT 1 FROM {quote_table(to)} WHERE {quote(self.table.id)} = {value}"  # noqa: S608
+        return connection.execute(query, (key,)).fetchone() is not None
+
+    def _id_of(self, connection: sqlite3.Connection, to: str, rowid: int) -> Any:
+        query = f"SELECT {quote(self.table.id)} FROM {quote_table(to)} WHERE _rowid_ = ?"  # noqa: S608
+        with contextlib.suppress(sqlite3.Error):  # a table WITHOUT ROWID
+            if found := connection.execute(query, (rowid,)).fetchone():
+                return found[0]
+        return "of another id"
 
     def holds(self, connection: sqlite3.Connection, token: Token) -> bool:
-        """Is the token still there? A statement that touched nothing does not say why."""
+        """Is the row still ours?"""
+        self._again(connection)
         texts = self._odd_texts if isinstance(token[0], BadText) else self.texts
         values = {"id": token[0], "token": token[1], "attempt": token[2]}
         return connection.execute(texts.holds, values).fetchone() is not None
 
+    def extend(self, connection: sqlite3.Connection, now: int, token: Token) -> Token | None:
+        """The token that now holds the row; None: the lease was lost."""
+        self._again(connection)
+        expiry = self._lock(later(now, self.lease))
+        if not self._touch(connection, "extend", token, expiry):
+            return None
+        if self.schema.triggers:
+            texts = self._odd_texts if isinstance(token[0], BadText) else self.texts
+            found = connection.execute(texts.taken, {"id": token[0], "now": self._lock(now)}).fetchone()
+            return None if found is None else (token[0], *found)
+        return (token[0], expiry, token[2])
+
     def let_go(self, connection: sqlite3.Connection, token: Token, *, counted: bool) -> bool:
         """Let the lease go; not `counted`: the attempt is what it was before the claim. False: it was lost."""
+        self._again(connection)
         return self._touch(connection, "release" if counted else "give_back", token, None)
 
     def _touch(self, connection: sqlite3.Connection, event: str, token: Token, expiry: Any) -> bool:

@@ -1,7 +1,11 @@
 """The SQL texts of the lease form on SQLite. Pure: a description in, texts out (S-19).
 
-Identifiers are quoted, values are bound by name: `:id :token :attempt` say whose delivery it is, the rest is said at
-each text. A statement that carries the token touches one row, or none where the lease was lost (S-3.2).
+Identifiers stand in backticks: SQLite takes a name in double quotes for a text where no column has it, one in backticks
+never (DESIGN 6). Values are bound by name: `:id :token :attempt` say whose delivery it is, the rest is said at each
+text. A statement that carries the token touches one row, or none where the lease was lost (S-3.2).
+
+What is written is written `OR ABORT`: a constraint of the table that says ON CONFLICT IGNORE or REPLACE would lose our
+row, or another one, without a word.
 """
 
 # ruff: noqa: S608 -- identifiers are quoted, values are bound
@@ -17,8 +21,8 @@ __all__ = ["Statements", "insert", "quote", "quote_table"]
 
 
 def quote(name: str) -> str:
-    """The identifier in double quotes; quotes in it are doubled."""
-    return '"' + name.replace('"', '""') + '"'
+    """The identifier in backticks; backticks in it are doubled."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def quote_table(name: str) -> str:
@@ -68,7 +72,7 @@ class Statements:
         self._name, self._id, self._lock = quote_table(table.name), quote(table.id), quote(table.locked_until)
         row = f"WHERE {self._id} = {id_value}"
         self._mine = f"{row} AND {self._lock} = :token"
-        update = f"UPDATE {self._name} SET {self._lock}"
+        update = f"UPDATE OR ABORT {self._name} SET {self._lock}"
         free = back = f"{update} = NULL"
         count = ""
         if table.attempt:
@@ -129,7 +133,7 @@ class Statements:
         lock = (self.table.locked_until or "").lower()
         values = ("NULL" if column.lower() == lock else quote(column) for column in columns)
         return (
-            f"INSERT INTO {quote_table(to)} ({', '.join(map(quote, columns))}) "
+            f"INSERT OR ABORT INTO {quote_table(to)} ({', '.join(map(quote, columns))}) "
             f"SELECT {', '.join(values)} FROM {self._name} {self._mine}"
         )
 
@@ -138,7 +142,7 @@ def insert(table: str, columns: Sequence[str], *, once: str | None = None) -> st
     """Insert a row, binding `:v0`, `:v1`, …; `once`: do nothing where that column has the value already."""
     name = quote_table(table)
     if not columns:
-        return f"INSERT INTO {name} DEFAULT VALUES"
+        return f"INSERT OR ABORT INTO {name} DEFAULT VALUES"
     values = ", ".join(f":v{number}" for number in range(len(columns)))
-    text = f"INSERT INTO {name} ({', '.join(map(quote, columns))}) VALUES ({values})"
+    text = f"INSERT OR ABORT INTO {name} ({', '.join(map(quote, columns))}) VALUES ({values})"
     return text if once is None else f"{text} ON CONFLICT ({quote(once)}) DO NOTHING"

@@ -1,6 +1,6 @@
 """What a user says about a queue table: which column plays which role. Pure.
 
-The table is the user's own: nothing here creates or alters one (S-1.1).
+The table is the user's own: nothing here creates or alters one (S-1.1). `Table.ddl` is a text to run or to read.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, overload
 
 import attrs
+
+from links.sql import sqlite_ddl
 
 __all__ = ["Table", "split"]
 
@@ -29,7 +31,7 @@ _ROLES = (
 
 
 def split(name: str) -> tuple[str, ...]:
-    """The parts of `"table"` or `"schema.table"`. Raises `ValueError` for any other shape (S-1.5)."""
+    """The parts of `"table"` or `"schema.table"`. Raises `ValueError` for any other shape."""
     parts = tuple(name.split(".")) if isinstance(name, str) else ()
     if len(parts) not in (1, 2) or not all(parts) or "\0" in name:
         raise ValueError(f"a table must be 'table' or 'schema.table', each 1 character or more, not {name!r}")
@@ -40,34 +42,38 @@ def split(name: str) -> tuple[str, ...]:
 class Table(Generic[R]):
     """A queue table by its column roles; each value is a column's name, None where the table has no such column.
 
-    Raises `ValueError` for an empty name, a name such as "a.b.c", one column in two roles (S-1.2), or a generated
-    column that plays no role.
+    * `name`: `"table"` or `"schema.table"`; quoted wherever it is used.
+    * `id`: the key, one column, unique; orders the queue last. Recommended: INTEGER PRIMARY KEY AUTOINCREMENT.
+    * `payload`: the message's bytes. None is *row mode*: the message is the whole row, a `dict` by column name.
+    * `group`: several queues in one table; the value is the queue's name.
+    * `priority`: smaller first. NOT NULL: a column that may be NULL does not order, and one warning says so.
+    * `partition_key`: the delivery's `key`.
+    * `retry_after`: not visible before this time, by the column's declared type REAL (Unix seconds), INTEGER (Unix
+      microseconds) or TEXT (ISO 8601 in UTC with six decimals); NULL means due. Recommended: NOT NULL, the default now.
+    * `attempt`: the number of the next delivery, INTEGER NOT NULL DEFAULT 1: the first is 1, and NULL counts as 1.
+      A cap (`max_attempts`) needs it.
+    * `processed_at`: set when the row was finished, a time as retry_after; without it, finishing deletes the row.
+    * `locked_until`: the lease, a time as retry_after: NULL or past is free, otherwise it is the token of the delivery
+      in work. SQLite needs it.
+    * `headers`: a JSON object: values are texts, or `{"base64": …}` where they are not UTF-8.
+    * `generated`: columns that the database fills: left out of inserts.
+
+    `ddl("sqlite")` is a table that fits. Raises `ValueError` for an empty name, a name such as "a.b.c", one column in
+    two roles, or a generated column that plays no role.
     """
 
     name: str
-    """`"table"` or `"schema.table"`; quoted wherever it is used."""
     id: str
-    """The key, one column, unique; orders the queue last."""
     payload: str | None
-    """The message's bytes. None is *row mode*: the message is the whole row, a `dict` by column name."""
     group: str | None
-    """Several queues in one table: the value is the queue's name."""
     priority: str | None
-    """Smaller first. A nullable column does not order (DESIGN 6)."""
     partition_key: str | None
-    """The delivery's `key`."""
     retry_after: str | None
-    """Not visible before this time; NULL means due. Recommended: NOT NULL DEFAULT now."""
     attempt: str | None
-    """Deliveries so far, INTEGER; a fresh row holds 1 (the column's default), and NULL counts as 1."""
     processed_at: str | None
-    """Set when the row was finished; without it, finishing deletes the row."""
     locked_until: str | None
-    """The lease: NULL or past is free, otherwise it is the token of the delivery in work."""
     headers: str | None
-    """A JSON object: values are texts, or `{"base64": …}` where they are not UTF-8."""
     generated: frozenset[str]
-    """Columns that the database fills: left out of inserts (S-1.3)."""
 
     @overload
     def __init__(
@@ -150,6 +156,20 @@ class Table(Generic[R]):
             played[column] = role
         if strangers := sorted(self.generated - played.keys()):
             raise ValueError(f"generated must name columns that play a role in {self.name!r}, not {strangers}")
+
+    def ddl(self, dialect: str) -> str:
+        """The table to create for these roles, as SQL text with its reasons: queue, index, dead-letter table.
+
+        `dialect`: `"sqlite"`. The dead-letter table is `dead_` and the name; a table with groups has none, for there
+        the dead letter is a group. In row mode the message's columns are yours to add. Times are REAL, Unix seconds.
+
+        Raises `ValueError` for another dialect, and where locked_until is None: SQLite has the lease form alone.
+        """
+        if dialect != "sqlite":
+            raise ValueError(f"dialect must be 'sqlite', not {dialect!r}")
+        if self.locked_until is None:
+            raise ValueError(f"table {self.name!r} must have a locked_until column: SQLite has the lease form alone")
+        return sqlite_ddl.ddl(split(self.name), self.roles)
 
     def renamed(self, name: str) -> Table[R]:
         """Another table with the same columns, such as a dead-letter table."""

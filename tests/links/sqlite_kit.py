@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from links.abc import Link, Order, Received
-from links.sql import SqlBroker, SqlQueue, Table, sqlite
+from links.sql import SqlBroker, SqlQueue, Table, sqlite, sqlite_ddl
 from links.sql.sqlite_jobs import Job
 from settlement import Policy
 from settlement.ledger import Line
@@ -60,17 +60,18 @@ class Database:
     marks: bool = False
     """Has it a processed_at column?"""
     counts: bool = True
-    retries: str = "NOT NULL DEFAULT 0"
-    """What else is declared of retry_after."""
+    retries: str = "NOT NULL DEFAULT {zero}"
+    """What else is declared of retry_after; zero is the beginning of time."""
 
     def create(self) -> Database:
+        zero = "'1970-01-01T00:00:00.000000Z'" if self.times == "TEXT" else "0"
         columns = ", ".join(
             [
-                "id INTEGER PRIMARY KEY",
+                "id INTEGER PRIMARY KEY AUTOINCREMENT",
                 "payload BLOB",
                 "headers TEXT",
                 "lane TEXT",
-                f"retry_after {self.times} {self.retries}",
+                f"retry_after {self.times} {self.retries.format(zero=zero)}",
                 f"locked_until {self.times}",
                 *(["attempt INTEGER NOT NULL DEFAULT 1"] if self.counts else []),
                 *(["grp TEXT"] if self.grouped else []),
@@ -81,6 +82,7 @@ class Database:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute(f"CREATE TABLE jobs ({columns})")
+            connection.execute(sqlite_ddl.index(["jobs"], self.table().roles, ["retry_after", "id"]))
             connection.execute(f"CREATE TABLE dead ({columns})")
         return self
 

@@ -74,54 +74,55 @@ def test_a_table_is_a_value() -> None:
 
 
 def test_the_claim_of_a_full_table() -> None:
-    """S-2.1, S-2.2, S-19.2: all predicates, the order by what cannot be NULL; one row is leased by its id."""
+    """S-2.1, S-2.2: the picked rows by all predicates, in the order of what is not NULL; each leased by its id."""
     texts = Statements(Table("jobs", id="id", **FULL), COLUMNS, {"lease", "done"})
     assert texts.claim == (
-        'SELECT "id", COALESCE("tries", 1) + 1, "body", "heads", "lane" FROM "jobs" '
-        'WHERE "grp" = :group AND "due" <= :due AND "done" IS NULL '
-        'AND ("lease" IS NULL OR "lease" <= :now) ORDER BY "prio", "due", "id" LIMIT :room'
+        "SELECT `id`, COALESCE(`tries`, 1) + 1, `body`, `heads`, `lane` FROM `jobs` "
+        "WHERE `grp` = :group AND `due` <= :due AND `done` IS NULL "
+        "AND (`lease` IS NULL OR `lease` <= :now) ORDER BY `prio`, `due`, `id` LIMIT :room"
     )
-    assert texts.take == 'UPDATE "jobs" SET "lease" = :expiry, "tries" = :attempt WHERE "id" = :id'
-    assert texts.holds == f'SELECT 1 FROM "jobs" {MINE}'
+    assert texts.take == "UPDATE OR ABORT `jobs` SET `lease` = :expiry, `tries` = :attempt WHERE `id` = :id"
 
 
 def test_a_nullable_column_does_not_order() -> None:
     """DESIGN 6: NULL retry_after means due, and a nullable column leaves the ORDER BY."""
     text = Statements(Table("jobs", id="id", **FULL), COLUMNS, {"lease", "done", "due", "prio", "id"}).claim
-    assert '("due" IS NULL OR "due" <= :due)' in text
-    assert 'AND "id" IS NOT NULL ORDER BY "id" LIMIT' in text
+    assert "(`due` IS NULL OR `due` <= :due)" in text
+    assert "AND `id` IS NOT NULL ORDER BY `id` LIMIT" in text
 
 
 def test_the_claim_of_a_minimal_table() -> None:
     """S-2.1: a part of the predicate stands only where its column exists."""
-    assert Statements(minimal(), ("id", "body", "lease"), {"lease"}).claim == (
-        'SELECT "id", NULL, "body", NULL, NULL FROM "jobs" '
-        'WHERE ("lease" IS NULL OR "lease" <= :now) ORDER BY "id" LIMIT :room'
+    texts = Statements(minimal(), ("id", "body", "lease"), {"lease"})
+    assert texts.claim == (
+        "SELECT `id`, NULL, `body`, NULL, NULL FROM `jobs` "
+        "WHERE (`lease` IS NULL OR `lease` <= :now) ORDER BY `id` LIMIT :room"
     )
+    assert texts.take == "UPDATE OR ABORT `jobs` SET `lease` = :expiry WHERE `id` = :id"
 
 
-def test_row_mode_returns_every_column() -> None:
+def test_row_mode_selects_every_column() -> None:
     """S-1.2: without a payload the whole row is the message."""
     table = Table("jobs", id="id", locked_until="lease", attempt="tries")
     text = Statements(table, ("id", "a", "lease", "tries"), {"lease"}).claim
-    assert text.startswith(
-        'SELECT "id", COALESCE("tries", 1) + 1, NULL, NULL, NULL, "id", "a", "lease", "tries" FROM "jobs"'
-    )
+    assert text.startswith("SELECT `id`, COALESCE(`tries`, 1) + 1, NULL, NULL, NULL, `id`, `a`, `lease`, `tries` FROM")
 
 
-MINE = 'WHERE "id" = :id AND "lease" = :token AND "tries" = :attempt'
+UPDATE = "UPDATE OR ABORT `jobs` SET"
+MINE = "WHERE `id` = :id AND `lease` = :token AND `tries` = :attempt"
 
 
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        ("finish", f'UPDATE "jobs" SET "lease" = NULL, "done" = :finished {MINE}'),
-        ("release", f'UPDATE "jobs" SET "lease" = NULL {MINE}'),
-        ("give_back", f'UPDATE "jobs" SET "lease" = NULL, "tries" = "tries" - 1 {MINE}'),
-        ("delay", f'UPDATE "jobs" SET "lease" = NULL, "due" = :due {MINE}'),
-        ("regroup", f'UPDATE "jobs" SET "lease" = NULL, "grp" = :to {MINE}'),
-        ("extend", f'UPDATE "jobs" SET "lease" = :expiry {MINE}'),
-        ("delete", f'DELETE FROM "jobs" {MINE}'),
+        ("finish", f"{UPDATE} `lease` = NULL, `done` = :finished {MINE}"),
+        ("release", f"{UPDATE} `lease` = NULL {MINE}"),
+        ("give_back", f"{UPDATE} `lease` = NULL, `tries` = `tries` - 1 {MINE}"),
+        ("delay", f"{UPDATE} `lease` = NULL, `due` = :due {MINE}"),
+        ("regroup", f"{UPDATE} `lease` = NULL, `grp` = :to {MINE}"),
+        ("extend", f"{UPDATE} `lease` = :expiry {MINE}"),
+        ("delete", f"DELETE FROM `jobs` {MINE}"),
+        ("holds", f"SELECT 1 FROM `jobs` {MINE}"),
     ],
 )
 def test_every_settlement_carries_the_token(event: str, text: str) -> None:
@@ -132,8 +133,8 @@ def test_every_settlement_carries_the_token(event: str, text: str) -> None:
 def test_without_processed_at_finish_deletes() -> None:
     """S-19.4: no attempt column, no attempt in the token."""
     texts = Statements(minimal(), ("id", "body", "lease"), {"lease"})
-    assert texts.finish == 'DELETE FROM "jobs" WHERE "id" = :id AND "lease" = :token'
-    assert texts.give_back == 'UPDATE "jobs" SET "lease" = NULL WHERE "id" = :id AND "lease" = :token'
+    assert texts.finish == "DELETE FROM `jobs` WHERE `id` = :id AND `lease` = :token"
+    assert texts.give_back == f"{UPDATE} `lease` = NULL WHERE `id` = :id AND `lease` = :token"
     assert (texts.delay, texts.regroup) == ("", "")
 
 
@@ -141,22 +142,22 @@ def test_the_copy_names_its_columns_and_has_an_empty_lease() -> None:
     """S-3.10, S-19.6: insert-select by name, guarded by the token, the lease written NULL."""
     texts = Statements(minimal("main.jobs"), ("id", "body", "LEASE"), {"lease"})
     assert texts.copy("dead", ("id", "body", "LEASE")) == (
-        'INSERT INTO "dead" ("id", "body", "LEASE") SELECT "id", "body", NULL FROM "main"."jobs" '
-        'WHERE "id" = :id AND "lease" = :token'
+        "INSERT OR ABORT INTO `dead` (`id`, `body`, `LEASE`) SELECT `id`, `body`, NULL FROM `main`.`jobs` "
+        "WHERE `id` = :id AND `lease` = :token"
     )
 
 
 def test_insert() -> None:
     """S-19.9: columns by name, values bound; once: nothing where the id is there."""
-    assert insert("jobs", ["a", "b"]) == 'INSERT INTO "jobs" ("a", "b") VALUES (:v0, :v1)'
-    assert insert("jobs", ["a"], once="id").endswith('VALUES (:v0) ON CONFLICT ("id") DO NOTHING')
-    assert insert("jobs", []) == 'INSERT INTO "jobs" DEFAULT VALUES'
+    assert insert("jobs", ["a", "b"]) == "INSERT OR ABORT INTO `jobs` (`a`, `b`) VALUES (:v0, :v1)"
+    assert insert("jobs", ["a"], once="id").endswith("VALUES (:v0) ON CONFLICT (`id`) DO NOTHING")
+    assert insert("jobs", []) == "INSERT OR ABORT INTO `jobs` DEFAULT VALUES"
 
 
 def test_quotes_are_quoted() -> None:
-    """S-19.10: double quotes around each identifier, doubled within."""
-    assert quote('a"b') == '"a""b"'
-    assert quote_table('my"schema.select') == '"my""schema"."select"'
+    """S-19.10: backticks around each identifier, doubled within: SQLite never takes such a name for a text."""
+    assert quote("a`b") == "`a``b`"
+    assert quote_table("my`schema.select") == "`my``schema`.`select`"
 
 
 # --- headers and rows

@@ -219,7 +219,7 @@ async def test_a_table_that_is_no_queue_is_refused(
         "id TEXT UNIQUE, payload, locked_until real",
         "id TEXT COLLATE NOCASE PRIMARY KEY, payload, locked_until REAL",
         "id TEXT COLLATE RTRIM, payload, locked_until REAL, PRIMARY KEY (id)) WITHOUT ROWID --",
-        "ID INT PRIMARY KEY, Payload BLOB, LOCKED_UNTIL Integer",
+        "ID INT PRIMARY KEY NOT NULL, Payload BLOB, LOCKED_UNTIL Integer",
     ],
 )
 async def test_a_key_may_be_declared_in_any_way(columns: str, tmp_path: Path) -> None:

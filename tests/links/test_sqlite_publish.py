@@ -216,13 +216,14 @@ async def test_publishing_a_row(tmp_path: Path) -> None:
 
 
 async def test_an_id_that_nobody_gives_is_not_accepted(tmp_path: Path) -> None:
-    """S-1.3: a generated id is left out; one that is neither given nor generated nor a text is asked for."""
+    """S-1.3: one that is neither given nor generated nor a text is asked for; generated, but by nothing, is refused."""
     database = Database(tmp_path / "q.db")
     database.run("CREATE TABLE jobs (id INT PRIMARY KEY, payload BLOB, locked_until REAL)")
     with pytest.raises(PublishNotAccepted, match="needs a value: publish_once"):
         await publish(database, minimal(), b"x")
-    await publish(database, minimal(generated=["id"]), b"x")
-    assert database.row()["id"] is None
+    with pytest.raises(PublishNotAccepted, match=r"'id' .id. is in generated=.*but nothing fills it"):
+        await publish(database, minimal(generated=["id"]), b"x")
+    assert database.rows() == []
 
 
 async def test_publishers_need_an_open_broker(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ FRESH = {"id": 1, "payload": b"body", "headers": None, "lane": None, "retry_afte
 
 
 def fresh(database: Database, **changes: Any) -> dict[str, Any]:
-    row = {**FRESH, "retry_after": "0" if database.times == "TEXT" else 0}
+    row = {**FRESH, "retry_after": "1970-01-01T00:00:00.000000Z" if database.times == "TEXT" else 0}
     if database.counts:
         row["attempt"] = 1
     if database.grouped:
@@ -392,7 +392,7 @@ async def test_an_attempt_that_is_no_whole_number_is_unreadable(row_mode: bool, 
 async def test_an_odd_id_is_settled_as_it_is(tmp_path: Path) -> None:
     """S-4.9: numbers, texts, blobs and a text that is no UTF-8 in one id column; each comes once and is finished."""
     database = Database(tmp_path / "q.db")
-    database.run("CREATE TABLE jobs (id UNIQUE, payload BLOB, locked_until REAL)")
+    database.run("CREATE TABLE jobs (id DEFAULT (random()) UNIQUE, payload BLOB, locked_until REAL)")
     for key in ("2.5", "'ä'", "x'00ff'", "cast(x'ff61' AS TEXT)", "NULL"):
         database.run(f"INSERT INTO jobs VALUES ({key}, 'p', NULL)")  # noqa: S608
     table = Table("jobs", id="id", payload="payload", locked_until="locked_until")

@@ -16,6 +16,7 @@ import trio
 from links.errors import CallBroken, ConnectionBroken, LinkBroken, NotApplied, PublishNotAccepted
 from links.sql import SqlBroker, sqlite_watch
 from links.sql.sqlite import Connection
+from links.sql.sqlite_schema import Database as SqliteDatabase
 from links.sql.sqlite_watch import Watch
 from settlement.sql import MoveToTable
 from tests.links.sqlite_kit import Database, attached, bodies, finish, open_link, say
@@ -254,7 +255,7 @@ async def test_a_full_disk_confirms_nothing(tmp_path: Path, monkeypatch: pytest.
     assert (len(database.rows()), database.rows("dead")) == (published, [])
 
 
-class Commit(sqlite3.Connection):
+class Commit(SqliteDatabase):
     """A connection whose COMMIT may fail."""
 
     fails = 0
@@ -273,7 +274,7 @@ async def test_a_commit_that_fails_confirms_nothing(tmp_path: Path, monkeypatch:
     database = Database(tmp_path / "q.db").create()
     database.add(b"a", b"b")
     connect: Any = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kw: connect(*args, factory=Commit, **kw))
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kw: connect(*args, **{**kw, "factory": Commit}))
     broker = database.broker()
     async with broker.connect(), attached(broker.queue(database.table())) as link:
         monkeypatch.setattr(Commit, "fails", 9)
@@ -300,7 +301,7 @@ async def test_a_commit_that_fails_confirms_nothing(tmp_path: Path, monkeypatch:
 async def test_a_disk_that_is_full_at_the_opening_is_weather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has said no: the next life may open it."""
 
-    class Full(sqlite3.Connection):
+    class Full(SqliteDatabase):
         def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
             if sql.startswith("PRAGMA user_version ="):
                 error = sqlite3.OperationalError("database or disk is full")
@@ -310,7 +311,7 @@ async def test_a_disk_that_is_full_at_the_opening_is_weather(tmp_path: Path, mon
 
     database = Database(tmp_path / "q.db").create()
     connect: Any = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kw: connect(*args, factory=Full, **kw))
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kw: connect(*args, **{**kw, "factory": Full}))
     with pytest.raises(ConnectionBroken, match="full"):
         async with database.broker().connect():
             raise AssertionError("connected")

@@ -1,0 +1,84 @@
+"""The table that a queue on SQLite is best served by, as text with its reasons. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from links.sql.sqlite_times import DEFAULTS
+
+__all__ = ["ddl", "index", "plain"]
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEYWORDS = """ABORT ACTION ADD AFTER ALL ALTER ALWAYS ANALYZE AND AS ASC ATTACH AUTOINCREMENT BEFORE BEGIN BETWEEN BY
+CASCADE CASE CAST CHECK COLLATE COLUMN COMMIT CONFLICT CONSTRAINT CREATE CROSS CURRENT CURRENT_DATE CURRENT_TIME
+CURRENT_TIMESTAMP DATABASE DEFAULT DEFERRABLE DEFERRED DELETE DESC DETACH DISTINCT DO DROP EACH ELSE END ESCAPE EXCEPT
+EXCLUDE EXCLUSIVE EXISTS EXPLAIN FAIL FALSE FILTER FIRST FOLLOWING FOR FOREIGN FROM FULL GENERATED GLOB GROUP GROUPS
+HAVING IF IGNORE IMMEDIATE IN INDEX INDEXED INITIALLY INNER INSERT INSTEAD INTERSECT INTO IS ISNULL JOIN KEY LAST LEFT
+LIKE LIMIT MATCH MATERIALIZED NATURAL NO NOT NOTHING NOTNULL NULL NULLS OF OFFSET ON OR ORDER OTHERS OUTER OVER
+PARTITION PLAN PRAGMA PRECEDING PRIMARY QUERY RAISE RANGE RECURSIVE REFERENCES REGEXP REINDEX RELEASE RENAME REPLACE
+RESTRICT RETURNING RIGHT ROLLBACK ROW ROWS SAVEPOINT SELECT SET TABLE TEMP TEMPORARY THEN TIES TO TRANSACTION TRIGGER
+TRUE UNBOUNDED UNION UNIQUE UPDATE USING VACUUM VALUES VIEW VIRTUAL WHEN WHERE WINDOW WITH WITHOUT"""
+
+_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "id": ("INTEGER PRIMARY KEY AUTOINCREMENT", "no id is given twice, so a row that moves finds its own free"),
+    "group": ("TEXT NOT NULL", "the queue's name, for several queues in one table"),
+    "priority": ("INTEGER NOT NULL DEFAULT 0", "smaller first; a column that may be NULL does not order"),
+    "retry_after": (
+        f"REAL NOT NULL DEFAULT {DEFAULTS['REAL']}",
+        "due from then on, Unix seconds; the default is now; a column that may be NULL does not order",
+    ),
+    "attempt": ("INTEGER NOT NULL DEFAULT 1", "the number of the next delivery: the first is 1"),
+    "locked_until": ("REAL", "NULL or past: free; else leased until then, Unix seconds"),
+    "processed_at": ("REAL", "NULL: not finished; finished rows stay, with the time in Unix seconds"),
+    "partition_key": ("TEXT", "the delivery's key"),
+    "headers": ("TEXT", "a JSON object"),
+    "payload": ("BLOB NOT NULL", "the message's bytes; last, so that the rest is read without it"),
+}
+"""Each role's declaration and its reason, in the order of the columns."""
+
+
+def plain(name: str) -> str:
+    """The identifier as a person would write it: in double quotes where it must be."""
+    if _PLAIN.fullmatch(name) and not re.search(rf"\b{name}\b", _KEYWORDS, re.IGNORECASE):
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+def index(parts: Sequence[str], roles: Mapping[str, str], order: Sequence[str]) -> str:
+    """The CREATE INDEX that a claim walks along. `parts`: schema, if any, and table; `order`: the queue's columns."""
+    *schema, table = parts
+    columns = [roles["group"], *order] if "group" in roles else list(order)
+    name = ".".join(map(plain, (*schema, f"{table}_due")))
+    where = f" WHERE {plain(roles['processed_at'])} IS NULL" if "processed_at" in roles else ""
+    return f"CREATE INDEX {name} ON {plain(table)} ({', '.join(map(plain, columns))}){where};"
+
+
+def ddl(parts: Sequence[str], roles: Mapping[str, str]) -> str:
+    """CREATE TABLE, the same for its dead letters, and the index, each column with its reason."""
+    *schema, table = parts
+    ordering = [roles[role] for role in ("priority", "retry_after", "id") if role in roles]
+    queue = _create((*schema, table), roles)
+    texts = [f"-- the queue{_ROWS if 'payload' not in roles else ''}\n{queue}"]
+    if ordering != [roles["id"]] or "group" in roles or "processed_at" in roles:
+        why = "-- a claim walks along it; it holds neither lease nor attempt, for every claim writes both"
+        if "processed_at" in roles:
+            why += ";\n-- finished rows are not in it, so they cost a claim nothing"
+        texts.append(f"{why}\n{index(parts, roles, ordering)}")
+    if "group" not in roles:
+        why = "-- where dead letters move to: the same columns; it needs no index until it is a queue itself"
+        texts.append(f"{why}\n{_create((*schema, f'dead_{table}'), roles)}")
+    return "\n\n".join(texts) + "\n"
+
+
+_ROWS = "; the message is the whole row: put its columns in here, and into the dead-letter table too"
+
+
+def _create(parts: Sequence[str], roles: Mapping[str, str]) -> str:
+    columns = [
+        f"    -- {reason}\n    {plain(roles[role])} {declared}"
+        for role, (declared, reason) in _COLUMNS.items()
+        if role in roles
+    ]
+    body = ",\n".join(columns)
+    return f"CREATE TABLE {'.'.join(map(plain, parts))} (\n{body}\n);"
