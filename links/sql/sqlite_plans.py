@@ -36,8 +36,8 @@ def unserved(connection: sqlite3.Connection, table: Table[Any], schema: Schema) 
 
 def _asked(plan: list[str]) -> set[str]:
     """The columns that an index is asked for by `=`, lower case: `SEARCH jobs USING INDEX i (grp=? AND due<?)`."""
-    found = (re.search(r"\((.*)\)$", step) for step in plan)
-    parts = [part for match in found if match for part in match[1].split(" AND ")]
+    conditions = [step.rpartition(" (")[2].removesuffix(")") for step in plan if step.endswith(")")]
+    parts = [part for condition in conditions for part in condition.split(" AND ")]
     return {part.removesuffix("=?").lower() for part in parts if part.endswith("=?")}
 
 
