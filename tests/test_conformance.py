@@ -98,8 +98,9 @@ class SqliteHarness(Harness):
         counted = f", attempt INTEGER NOT NULL DEFAULT 1, due {self.times} NOT NULL DEFAULT {zero}, done {self.times}"
         with closing(sqlite3.connect(self.file)) as database:
             database.execute(
-                f"CREATE TABLE IF NOT EXISTS {self.table(name).name} (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT, body BLOB, "
-                f"headers TEXT, lane TEXT, lease {self.times}{'' if self.bare else counted})"
+                f"CREATE TABLE IF NOT EXISTS {self.table(name).name} (id INTEGER PRIMARY KEY AUTOINCREMENT, "
+                "name TEXT, body BLOB, "
+                f"                f"headers TEXT, lane TEXT, lease {self.times}{'' if self.bare else counted})"
             )
 
     def broker(self) -> SqlBroker:

@@ -63,7 +63,8 @@ def test_six_processes_share_a_file_and_two_are_killed(tmp_path: Path, tell: Cal
     database = tmp_path / "jobs.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(
-            "CREATE TABLE jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL, attempt INTEGER NOT NULL DEFAULT 1,"
+            "CREATE TABLE jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL,"
+            " attempt INTEGER NOT NULL DEFAULT 1,"
             " locked_until REAL, processed_at REAL)"
         )
         connection.executemany("INSERT INTO jobs (body) VALUES (?)", [(b"x" * 100,)] * ROWS)

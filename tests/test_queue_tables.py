@@ -1,0 +1,42 @@
+"""docs/queue-tables.md: its program runs, its SQL is what `Table.ddl` gives, and a link attaches without a word."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from links.sql import SqlBroker
+from settlement import Policy
+from tests.links.sqlite_kit import attached
+
+pytestmark = pytest.mark.sqlite
+
+PAGE = (Path(__file__).parent.parent / "docs" / "queue-tables.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def normal(sql: str) -> str:
+    return " ".join(re.sub(r"--.*", "", sql).split())
+
+
+async def test_the_page_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
+    """The Python block prints the SQL block; its tables attach, with a dead letter, without a warning."""
+    names: dict[str, Any] = {}
+    (program,), (sql,) = blocks("python"), blocks("sql")
+    exec(program, names)  # noqa: S102 -- our own page
+    assert normal(capsys.readouterr().out) == normal(sql)
+    path = tmp_path / "q.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(sql)
+    queue = SqlBroker(f"sqlite:///{path}").queue(names["ORDERS"])
+    async with queue.broker.connect(), attached(queue, policy=Policy(max_attempts=3, dead_letter="dead_orders")):
+        pass
+    assert caplog.records == []
