@@ -100,7 +100,7 @@ class SqliteHarness(Harness):
             database.execute(
                 f"CREATE TABLE IF NOT EXISTS {self.table(name).name} (id INTEGER PRIMARY KEY AUTOINCREMENT, "
                 "name TEXT, body BLOB, "
-                f"                f"headers TEXT, lane TEXT, lease {self.times}{'' if self.bare else counted})"
+                f"headers TEXT, lane TEXT, lease {self.times}{'' if self.bare else counted})"
             )
 
     def broker(self) -> SqlBroker:

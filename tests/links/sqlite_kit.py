@@ -216,3 +216,9 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+
+def broker_of(queue: SqlQueue[Any]) -> SqlBroker:
+    """A queue's broker, as what it is."""
+    assert isinstance(queue.broker, SqlBroker)
+    return queue.broker

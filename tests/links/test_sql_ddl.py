@@ -21,7 +21,7 @@ from links.sql.sqlite_plans import unserved
 from links.sql.sqlite_schema import read_schema
 from settlement import Policy
 from settlement.sql import Finish, MoveToTable
-from tests.links.sqlite_kit import Database, attached, bodies, finish, open_link, say
+from tests.links.sqlite_kit import Database, attached, bodies, broker_of, finish, open_link, say
 
 pytestmark = pytest.mark.sqlite
 
@@ -68,7 +68,7 @@ async def test_what_it_gives_attaches_without_a_word(
     policy = Policy() if group else Policy(max_attempts=3, dead_letter="dead_jobs")
     queue = database.broker().queue(table, group=group)
     async with queue.broker.connect(), attached(queue, policy=policy) as link:
-        publisher = queue.broker.publisher(table, group=group)
+        publisher = broker_of(queue).publisher(table, group=group)
         for body in (b"a", b"b"):
             await publisher.publish(body, {"x": b"y"}, key="k")
         received = await link.receive(2)

@@ -17,7 +17,7 @@ from links.sql import SqlQueue, Table
 from settlement import Ack, Delivery, Outcome, Policy, Retry
 from settlement.delivery import Letter
 from settlement.sql import Delay, Finish, MoveToTable, PutBack, Verb
-from tests.links.sqlite_kit import Database, attached, finish, near, now, open_link, order, say, until
+from tests.links.sqlite_kit import Database, attached, broker_of, finish, near, now, open_link, order, say, until
 
 pytestmark = pytest.mark.sqlite
 
@@ -203,7 +203,7 @@ async def test_a_publisher_hears_of_another_type(tmp_path: Path) -> None:
     """A delay is written as the column is now; a column that is gone is `PublishNotAccepted`, and comes back."""
     table = described("jobs", "group", "priority")
     async with at_work(tmp_path, table, Policy()) as (database, queue, _):
-        publisher = queue.broker.publisher(table)
+        publisher = broker_of(queue).publisher(table)
         await publisher.publish(b"before", headers={"a": b"b"})
         database.run("DROP TABLE jobs")
         with pytest.raises(PublishNotAccepted, match="there is no table 'jobs'"):

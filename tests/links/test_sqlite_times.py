@@ -121,7 +121,7 @@ def test_the_present_time_as_a_default(kind: str) -> None:
     before = sqlite_times.now()
     value = evaluate(kind, DEFAULTS[kind])
     earliest, latest = ENCODERS[kind](before - 2_000), ENCODERS[kind](sqlite_times.now() + 2_000)
-    assert earliest <= value <= latest  # type: ignore[operator]
+    assert earliest <= value <= latest
     assert type(value) is type(earliest)
     assert is_default(kind, value, before)
 

@@ -14,7 +14,7 @@ from links.errors import CallBroken, LinkRefused, NotApplied, PublishNotAccepted
 from links.sql import Table
 from settlement import Policy, Retry
 from settlement.sql import Finish, MoveToTable, PutBack
-from tests.links.sqlite_kit import Database, attached, bodies, finish, now, open_link, order, say
+from tests.links.sqlite_kit import Database, attached, bodies, broker_of, finish, now, open_link, order, say
 
 pytestmark = pytest.mark.sqlite
 
@@ -47,7 +47,7 @@ async def test_any_column_may_stand_first(first: str, end: str, tmp_path: Path) 
     policy = Policy(max_attempts=2, dead_letter="dead")
     queue = database.broker().queue(JOBS)
     async with queue.broker.connect(), attached(queue, policy=policy) as link:
-        await queue.broker.publisher(JOBS).publish(b"precious")
+        await broker_of(queue).publisher(JOBS).publish(b"precious")
         for attempt in (1, 2):
             (received,) = await link.receive(1)
             assert received.unreadable is None
@@ -152,7 +152,7 @@ async def test_reserved_words_and_quotes_as_names(tmp_path: Path) -> None:
     queue = database.broker().queue(table)
     async with open_link(queue) as link:
         for letter in (b"a", b"b"):
-            await queue.broker.publisher(table).publish(letter, key="k")
+            await broker_of(queue).publisher(table).publish(letter, key="k")
         received = await link.receive(2)
         assert ([each.delivery.key for each in received], await link.extend(received)) == (["k", "k"], [])
         assert await link.settle([say(received[0], Finish()), say(received[1], MoveToTable("dead"))]) == [None, None]
@@ -239,7 +239,7 @@ async def test_a_constraint_may_not_settle_by_itself(answer: str, tmp_path: Path
     table = Table("jobs", id="id", payload="body", locked_until="lock")
     queue = database.broker().queue(table)
     async with open_link(queue) as link:
-        publisher = queue.broker.publisher(table)
+        publisher = broker_of(queue).publisher(table)
         assert await publisher.publish_once("1", b"second")
         assert not await publisher.publish_once("1", b"third")
         with pytest.raises(PublishNotAccepted, match=r"UNIQUE constraint failed: jobs\.body"):
@@ -302,7 +302,7 @@ async def test_a_key_that_nothing_fills_is_refused(
             async with attached(queue):
                 pass
         with pytest.raises(PublishNotAccepted, match=r"'id' \(id\)"):
-            await queue.broker.publisher(table).publish(b"x")
+            await broker_of(queue).publisher(table).publish(b"x")
     assert database.run("SELECT * FROM jobs") == []
 
 
@@ -322,7 +322,7 @@ async def test_a_key_that_something_fills(columns: str, tmp_path: Path) -> None:
     queue = database.broker().queue(table)
     async with open_link(queue) as link:
         for _ in range(2):
-            await queue.broker.publisher(table).publish(b"x")
+            await broker_of(queue).publisher(table).publish(b"x")
         received = list(itertools.chain(await link.receive(2)))
         assert len({each.delivery.id for each in received}) == 2
         assert await link.settle(finish(received)) == [None, None]
