@@ -75,13 +75,17 @@ class SqliteLink(Link[R]):
         self._settling: set[Received[R]] = set()
         self._extending: set[Received[R]] = set()
         self._extended = trio.Event()
-        self._passed = PassedOver(subscription, form.table.name, lambda *said: self.degraded(*said))  # noqa: PLW0108 -- set later
+        self._passed = PassedOver(subscription, form.table.name, self._say)
         self._unextended = True
         """Are there rows whose lease could not be extended? A link before this one may have said so."""
         self._open: set[Job] = set()
         self._returning: set[LetGo] = set()
         self._full = False
         self._stopped = False
+
+    def _say(self, what: str, why: str | None) -> None:
+        """Set after this link was made, so it is looked up when it is called."""
+        self.degraded(what, why)
 
     # --- claim ---------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ __all__ = ["unserved"]
 def unserved(connection: sqlite3.Connection, table: Table[Any], schema: Schema) -> str | None:
     """One line with the index to create, where a claim reads more rows than it takes; None where it does not."""
     texts = schema.statements(table)
-    values = dict.fromkeys(("now", "due", "group", "room"), 0)
+    values: dict[str, int] = dict.fromkeys(("now", "due", "group", "room"), 0)
     plan = [str(row[3]) for row in explain(connection, texts.claim, values, "EXPLAIN QUERY PLAN")]
     asked = _asked(plan)
     if any("TEMP B-TREE" in step for step in plan):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from links.sql import SqlBroker, Table
 from links.sql.sqlite_ddl import plain
-from links.sql.sqlite_lease import LeaseForm
+from links.sql.sqlite_lease import LeaseForm, Passing
 from links.sql.sqlite_plans import unserved
 from links.sql.sqlite_schema import read_schema
 from settlement import Policy
@@ -151,7 +151,7 @@ def test_help_shows_what_each_field_means() -> None:
 
 
 @contextmanager
-def opened(database: Database) -> Iterator[sqlite3.Connection]:
+def opened(database: Database) -> Generator[sqlite3.Connection, None, None]:
     with closing(sqlite3.connect(database.path, isolation_level=None)) as connection:
         yield connection
 
@@ -160,7 +160,7 @@ def plan_of(database: Database, table: Table[Any]) -> tuple[str | None, list[str
     """What is said of the claim, and SQLite's own plan of the very statement that a claim runs."""
     with opened(database) as connection:
         schema: Any = read_schema(connection, table.name)
-        values = dict.fromkeys(("now", "due", "group", "room"), 0)
+        values: dict[str, int] = dict.fromkeys(("now", "due", "group", "room"), 0)
         plan = connection.execute(f"EXPLAIN QUERY PLAN {schema.statements(table).claim}", values).fetchall()
         return unserved(connection, table, schema), [row[3] for row in plan]
 
@@ -285,7 +285,7 @@ def steps_of_a_claim(database: Database, table: Table[Any]) -> int:
         connection.execute("BEGIN IMMEDIATE")
         connection.set_progress_handler(count, 10)
         for _ in range(3):
-            assert len(form.claim(connection, time.time_ns() // 1000 + 1_000_000, 5, [])) == 5
+            assert len(form.claim(connection, time.time_ns() // 1000 + 1_000_000, 5, Passing({}, frozenset()))) == 5
         connection.set_progress_handler(None, 10)
         connection.execute("ROLLBACK")
     return steps
