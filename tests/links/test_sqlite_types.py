@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
-from links.errors import CallBroken, LinkRefused, NotApplied, PublishNotAccepted
+from links.errors import LinkRefused, NotApplied, PublishNotAccepted
 from links.sql import Table
 from settlement import Policy, Retry
 from settlement.sql import Finish, MoveToTable, PutBack
-from tests.links.sqlite_kit import Database, attached, bodies, broker_of, finish, now, open_link, order, say
+from tests.links.sqlite_kit import Database, attached, bodies, broker_of, finish, now, open_link, order, say, until
 
 pytestmark = pytest.mark.sqlite
 
@@ -217,14 +218,20 @@ async def test_a_row_that_cannot_be_claimed_keeps_no_other_back(what: str, tmp_p
     assert [row["tries"] for row in database.rows() if row["id"] == 2] == [2]
 
 
-async def test_a_claim_of_nothing_but_such_a_row_fails(tmp_path: Path) -> None:
-    """The only row cannot be claimed: the claim says so, and nothing was written."""
+async def test_a_claim_of_nothing_but_such_a_row_finds_nothing(tmp_path: Path) -> None:
+    """The only row cannot be claimed: the queue is degraded, says why, and nothing was written."""
     database = made(tmp_path, "id INTEGER PRIMARY KEY, body TEXT, lock REAL CHECK (lock IS NULL)")
     database.run("INSERT INTO jobs (body) VALUES ('a')")
     table = Table("jobs", id="id", payload="body", locked_until="lock")
+    said: list[str | None] = []
     async with open_link(database.broker().queue(table)) as link:
-        with pytest.raises(CallBroken, match="CHECK constraint failed"):
-            await link.receive(1)
+        link.degraded = lambda _, why: said.append(why)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.receive, 1)
+            await until(lambda: said)
+            nursery.cancel_scope.cancel()
+    assert "CHECK constraint failed" in (said[0] or "")
+    assert [row["lock"] for row in database.rows()] == [None]
 
 
 @pytest.mark.parametrize("answer", ["REPLACE", "IGNORE", "FAIL", "ROLLBACK"])
