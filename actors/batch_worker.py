@@ -77,7 +77,8 @@ class BatchWorker(Worker):
         await self._carry_out(self._endings(held, result, failure), orders)
 
     def _endings(self, held: list[Received[Any]], result: object, failure: Exception | None) -> list[Ended]:
-        """One ending for each element (C-7.5); a failure is answered for those that it is about. Raises as a worker."""
+        """One ending for each element; a failure is answered for those that it is about. Raises as a worker."""
+        # C-7.5
         results = [None] * len(held) if failure is not None else self._each(result, len(held))
         odd = [n for n, each in enumerate(results) if not (each is None or is_outcome(each))]
         failed = dict.fromkeys(range(len(held)) if failure is not None else odd)

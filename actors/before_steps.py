@@ -33,7 +33,19 @@ __all__ = ["BeforeSteps"]
 
 @attrs.define(eq=False)
 class BeforeSteps:
-    """One walk, for one delivery."""
+    """One walk, for one delivery.
+
+    Attributes:
+        received: Of which delivery.
+        plan: Its steps are walked, then its verb is ordered.
+        in_flight: Holds its place.
+        keeper: Keeps its lease; None: there is none.
+        settler: Says its verb.
+        letterbox: Takes its letters.
+        books: Hear what is degraded.
+        drain: Cuts a wait short.
+        scope: Cancelled where the delivery is no longer ours.
+    """
 
     received: Received[Any]
     plan: Plan[Any]
@@ -83,7 +95,8 @@ class BeforeSteps:
         return self.plan
 
     async def _published(self, step: Publish) -> bool:
-        """Publish until confirmed; False where a drain's last try failed. A closed dead letter stops the line (3.6)."""
+        """Publish until confirmed; False where a drain's last try failed. A closed dead letter stops the line."""
+        # DESIGN 3.6
         what = f"publishing to {name_of(step.to)}"
         failures = 0
         try:

@@ -66,8 +66,9 @@ class Books:
     def decided(self, delivery: Delivery[Any], plan: Plan[Any], ending: Ending, cause: Exception | None) -> None:
         """Where a plan carries a notice, or ends the tries of a delivery: one log line, and events.
 
-        `cause`: the failure that was answered. *Unsaid* is one warning per outcome (DESIGN 6, Runtime).
+        `cause`: the failure that was answered. *Unsaid* is one warning per outcome.
         """
+        # DESIGN 6, Runtime
         why = ending.reason if isinstance(ending, Drop) else ""
         if cause is not None:
             why = f"{type(cause).__name__}: {cause}"

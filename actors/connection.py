@@ -50,10 +50,11 @@ class Connection:
         self._lives = trio.CancelScope()
 
     async def run(self, startup: StartUp, needed: Callable[[], bool]) -> None:
-        """Until `finish`. After a break during a drain the next life comes only while `needed()` (DESIGN 4).
+        """Until `finish`. After a break during a drain the next life comes only while `needed()`.
 
         Raises `LinkGaveUp`, and bugs. A cancellation from outside is not heard before `finish`.
         """
+        # DESIGN 4
         broker = self.broker
 
         async def life(attached: Callable[[], None], worked: Callable[[], None]) -> None:
@@ -115,8 +116,14 @@ async def connected(broker: Broker, *, goodbye: float = 5.0) -> AsyncGenerator[N
     """Keep a broker connected for the block, through weather: for publishers that no runtime reaches.
 
     Entered when it is connected; a runtime inside shares the connection and does not close it. Raises `LinkRefused`
-    where the broker says no at first, `LinkGaveUp` after too much weather (the block is cancelled then). Cancellation:
-    the connection is closed within `goodbye`.
+    where the broker says no at first, `LinkGaveUp` after too much weather (the block is cancelled then), `RuntimeError`
+    where somebody keeps that broker open already. An exception of the block leaves bare.
+
+    Cancellation: the connection is closed within `goodbye`.
+
+    Args:
+        broker: A broker of any transport.
+        goodbye: Seconds above 0 that closing may take; 5 by default.
     """
     connection = Connection(broker, goodbye, Drain(0.0, goodbye), Tell(()))
     startup = StartUp([broker])

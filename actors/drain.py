@@ -1,7 +1,8 @@
 """The two moments of a graceful stop that every actor may look at: it was asked for, and its grace is over.
 
-Drain has no other signal than these and the closing of channels: to finish, work flows out downstream (DESIGN 0.4).
+Drain has no other signal than these and the closing of channels: to finish, work flows out downstream.
 """
+# DESIGN 0.4
 
 from __future__ import annotations
 

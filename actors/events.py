@@ -39,14 +39,24 @@ log = logging.getLogger("trio_settlement")
 
 @attrs.frozen
 class Attached:
-    """A link was attached, or a connection made."""
+    """A link was attached, or a connection made.
+
+    Attributes:
+        name: The subscription's, or the broker's.
+    """
 
     name: str
 
 
 @attrs.frozen
 class Broke:
-    """A life ended in bad weather; the next one starts after `delay` seconds (None: when the connection is back)."""
+    """A life ended in bad weather; the next one starts after `delay` seconds (None: when the connection is back).
+
+    Attributes:
+        name: The subscription's, or the broker's.
+        error: What ended the life.
+        delay: Seconds until the next life, 0 or more; None: it starts when the connection is back.
+    """
 
     name: str
     error: Exception
@@ -55,7 +65,13 @@ class Broke:
 
 @attrs.frozen
 class Booked:
-    """An entry of a subscription's ledger, and the deliveries that it is about (none for copies)."""
+    """An entry of a subscription's ledger, and the deliveries that it is about (none for copies).
+
+    Attributes:
+        subscription: Its name.
+        entry: How many were taken over, or ended in which line, or what became of copies.
+        deliveries: Those that the entry is about; empty for copies.
+    """
 
     subscription: str
     entry: Entry
@@ -64,7 +80,14 @@ class Booked:
 
 @attrs.frozen
 class HandlerErred:
-    """A handler or decoder raised, and the policy answered."""
+    """A handler or decoder raised, and the policy answered.
+
+    Attributes:
+        subscription: Its name.
+        delivery: Of a batch: one event for each.
+        error: What was raised, a `trio.TooSlowError` where `within` was over.
+        answer: What the policy answered.
+    """
 
     subscription: str
     delivery: Delivery[Any]
@@ -74,7 +97,13 @@ class HandlerErred:
 
 @attrs.frozen
 class Noticed:
-    """A plan carried a notice: the cap was reached, a delay cannot be kept, …"""
+    """A plan carried a notice: the cap was reached, a delay cannot be kept, …
+
+    Attributes:
+        subscription: Its name.
+        delivery: The one it is about.
+        notice: One of `settlement.plans`; `str(notice)` is its log line.
+    """
 
     subscription: str
     delivery: Delivery[Any]
@@ -85,8 +114,12 @@ class Noticed:
 class GivenUp:
     """A delivery will not be tried again: it is dropped or dead-lettered. Told when that was decided.
 
-    `line`: `Line.DROPPED` or `Line.DEAD_LETTERED`. `why`: the reason of `Drop(reason)`, else type and text of the
-    failure that led here; empty where there was neither.
+    Attributes:
+        subscription: Its name.
+        delivery: The one it is about.
+        line: `Line.DROPPED` or `Line.DEAD_LETTERED`.
+        why: The reason of `Drop(reason)`, else type and text of the failure that led here; empty where there was
+            neither.
     """
 
     subscription: str
@@ -97,7 +130,12 @@ class GivenUp:
 
 @attrs.frozen
 class Degraded:
-    """A subscription works on, but something it needs does not: a closed dead letter, a refused copy or attach."""
+    """A subscription works on, but something it needs does not: a closed dead letter, a refused copy or attach.
+
+    Attributes:
+        subscription: Its name.
+        why: What does not work, and the reason.
+    """
 
     subscription: str
     why: str
@@ -105,7 +143,11 @@ class Degraded:
 
 @attrs.frozen
 class Recovered:
-    """What was degraded works again."""
+    """What was degraded works again.
+
+    Attributes:
+        subscription: Its name; `Runtime.statistics` says what is still degraded.
+    """
 
     subscription: str
 

@@ -27,7 +27,8 @@ __all__ = ["LeaseKeeper", "margin"]
 
 
 def margin(lease: float) -> float:
-    """How long before its end a lease counts as lost: 10 %, at least 0.5 s, at most half of it (DESIGN 3.4)."""
+    """How long before its end a lease counts as lost: 10 %, at least 0.5 s, at most half of it."""
+    # DESIGN 3.4
     return min(max(lease / 10, 0.5), lease / 2)
 
 
@@ -73,7 +74,8 @@ class LeaseKeeper:
                         self._log(received)
 
     def _held(self) -> list[Received[Any]]:
-        """What may be renewed. An order that is with the link may not: its verdict decides (DESIGN 3.4)."""
+        """What may be renewed. An order that is with the link may not: its verdict decides."""
+        # DESIGN 3.4
         return [
             received
             for received, at in self._in_flight.open.items()

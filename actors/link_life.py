@@ -1,9 +1,10 @@
 """One life of a link: intake, workers, before-steps, settler, prover and lease keeper, in one nursery: one for all.
 
-Owns the link, `InFlight`, the backlog, and the channels between them, each unbounded and held small by places (DESIGN
-3.2). Hears the drain. Tells the books. When it ends, also by a cancellation, what is open is booked, and the link's
-goodbye gives it back. The intake never awaits between the link's hand-over and the backlog.
+Owns the link, `InFlight`, the backlog, and the channels between them, each unbounded and held small by places. Hears
+the drain. Tells the books. When it ends, also by a cancellation, what is open is booked, and the link's goodbye gives
+it back. The intake never awaits between the link's hand-over and the backlog.
 """
+# DESIGN 3.2
 
 from __future__ import annotations
 
@@ -47,7 +48,16 @@ SETTLED_IN = 60.0
 
 @attrs.define(eq=False)
 class LinkLife:
-    """From attach to detach."""
+    """From attach to detach.
+
+    Attributes:
+        subscription: What the user declared.
+        books: Where every delivery ends.
+        letterbox: Where letters go.
+        copies: What is owed when this life is over.
+        drain: When to take nothing more.
+        in_flight: What is in hand; once attached.
+    """
 
     subscription: AnySubscription
     books: Books

@@ -19,7 +19,12 @@ Said: TypeAlias = dict[Line, list[Received[Any]]]
 
 @attrs.frozen(eq=False)
 class Owed:
-    """A verb was said, or may have been: these steps are now the subscription's (settler → copies)."""
+    """A verb was said, or may have been: these steps are now the subscription's (settler → copies).
+
+    Attributes:
+        delivery: The original.
+        steps: What is still to be done, in order.
+    """
 
     delivery: Delivery[Any]
     steps: tuple[Step, ...]

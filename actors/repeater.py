@@ -1,9 +1,10 @@
-"""Says again what was not applied: a constraint, a trigger, a dead-letter table that refuses (DESIGN 3.8).
+"""Says again what was not applied: a constraint, a trigger, a dead-letter table that refuses.
 
 Owns the orders that wait for their next try, by due time: 1 s after the first refusal, doubled to 60 s. Their leases
 and places are kept, their handlers are not called again. Hears the settler, by plain calls. Tells it by `say`. A drain
 makes the next tries come soon; at the end of its grace they are left unsettled. Cancelled, the life books them.
 """
+# DESIGN 3.8
 
 from __future__ import annotations
 

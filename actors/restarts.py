@@ -20,14 +20,22 @@ MOST = 30.0
 
 @attrs.frozen
 class Restart:
-    """Start the next life after `delay` seconds."""
+    """Start the next life after `delay` seconds.
+
+    Attributes:
+        delay: 0 or more.
+    """
 
     delay: float
 
 
 @attrs.frozen
 class GiveUp:
-    """Too much of it."""
+    """Too much of it.
+
+    Attributes:
+        why: In words.
+    """
 
     why: str
 
@@ -45,7 +53,14 @@ def backoff(failures: int, dice: float, *, first: float = 0.1, most: float = MOS
 
 @attrs.define
 class Restarts:
-    """The history of one supervised thing. Times are seconds on one clock that never goes back."""
+    """The history of one supervised thing. Times are seconds on one clock that never goes back.
+
+    Attributes:
+        started: When it was first tried.
+        intensity: So many breaks within `period` are borne.
+        period: Seconds.
+        patience: Seconds without a life that did better.
+    """
 
     started: float
     intensity: int = 5

@@ -29,18 +29,21 @@ __all__ = ["RunningSubscription", "Statistics"]
 
 @attrs.frozen
 class Statistics:
-    """What one subscription is doing now."""
+    """What one subscription is doing now.
+
+    Attributes:
+        attached: Is there a link?
+        degraded: What does not work, in words; empty when all is well.
+        in_hand: Deliveries received and not ended.
+        waiting: Copies owed and not published.
+        restarts: Lives of the link after the first.
+    """
 
     attached: bool
-    """Is there a link?"""
     degraded: tuple[str, ...]
-    """What does not work, in words; empty when all is well."""
     in_hand: int
-    """Deliveries received and not ended."""
     waiting: int
-    """Copies owed and not published."""
     restarts: int
-    """Lives of the link after the first."""
 
 
 class RunningSubscription:

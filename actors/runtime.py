@@ -29,10 +29,18 @@ __all__ = ["Runtime", "open_runtime"]
 class Runtime:
     """Runs subscriptions until it is drained, cancelled, or fails. For one `run`; see `open_runtime` for a block.
 
-    `grace`: seconds, 0 or more, that a drain gives to what is in hand. `goodbye`: seconds above 0 for last tries and
-    copies together, and once more for the exits. `observers` are called with each event, where it was learned.
+    Constructing one does no I/O. Raises `ValueError` for no subscription, two of one name, and times out of range;
+    `TypeError` for what is no subscription, and for an observer that is no plain function.
 
-    Raises `ValueError` for no subscription, two of one name, and times out of range. No I/O.
+    Args:
+        *subscriptions: 1 or more, each with a name of its own.
+        grace: Seconds, 0 or more, that a drain gives to what is in hand; 15 by default.
+        goodbye: Seconds above 0 for last tries and copies together, and once more for the exits; 5 by default.
+        observers: Plain functions of an event (`actors.events`), called where it was learned; one that raises ends the
+            runtime with `ObserverFailed`.
+
+    Attributes:
+        block: Set by `open_runtime`: a block that is cancelled where the run fails.
     """
 
     def __init__(
@@ -58,7 +66,6 @@ class Runtime:
         """The `trio.run` that it runs in."""
         self._finished = trio.Event()
         self.block: trio.CancelScope | None = None
-        """Of a block that shall not hear `finished` when the run failed."""
 
     def drain(self) -> None:
         """Begin a graceful stop: nothing more is taken, what is in hand is finished within `grace`. Idempotent.
@@ -176,7 +183,8 @@ class Runtime:
         return any(running.publishing for running in self._subscriptions.values())
 
     def _connections(self) -> list[Connection]:
-        """The brokers that the subscriptions reach and nobody else keeps open (DESIGN 2)."""
+        """The brokers that the subscriptions reach and nobody else keeps open."""
+        # DESIGN 2
         dependents: dict[Broker, list[str]] = {}
         for name, running in self._subscriptions.items():
             dependents.setdefault(running.source.broker, []).append(name)
@@ -222,7 +230,21 @@ async def open_runtime(
     """Run subscriptions beside a block: entered when every link is attached, drained when the block ends normally.
 
     A block that raises or is cancelled drops everything: deliveries in hand are left unsettled. When the runtime
-    fails, the block is cancelled. Arguments and errors as `Runtime`; an exception of the block alone leaves bare.
+    fails, the block is cancelled; it is not cancelled by a drain.
+
+    Raises as `Runtime` and `Runtime.run`: a refusal at start-up bare, several as one `ExceptionGroup`, later failures
+    as one flat group; an exception of the block alone leaves bare.
+
+    Cancellation: as `Runtime.run`.
+
+    Args:
+        *subscriptions: 1 or more, each with a name of its own.
+        grace: Seconds, 0 or more, that a drain gives to what is in hand; 15 by default.
+        goodbye: Seconds above 0 for last tries and copies together, and once more for the exits; 5 by default.
+        observers: Plain functions of an event (`actors.events`), called where it was learned.
+
+    Yields:
+        The `Runtime`, which is running.
     """
     runtime = Runtime(*subscriptions, grace=grace, goodbye=goodbye, observers=observers)
     try:

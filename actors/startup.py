@@ -1,9 +1,10 @@
-"""The start of a runtime: every subscription is tried, none takes a delivery before all are attached (DESIGN 2).
+"""The start of a runtime: every subscription is tried, none takes a delivery before all are attached.
 
 Owns who has reported what. Hears plain calls of the supervised links and connections. Tells them by the gate, or the
 runtime by raising what was refused, once everybody has attached, been refused, or failed its first attempt. Cancelled,
 the gate stays shut.
 """
+# DESIGN 2
 
 from __future__ import annotations
 

@@ -28,23 +28,32 @@ M = TypeVar("M")
 class Subscription(Generic[T]):
     """One source, and the handler that gets its deliveries one by one.
 
-    `handler` is an async function of a delivery; it returns an outcome, or None for `Ack()`. `decode` makes a message
-    of what the source hands out (bytes, or a row), and is called once per delivery, before the handler.
+    Constructing one does no I/O. Raises `TypeError` for a handler that is neither an async function nor declared to
+    return an awaitable (a plain function would act, and answer nothing), and for what is no source, decoder or policy;
+    `ValueError` for an empty name, a `concurrency` below 1, a `within` not above 0, half a cap where the transport
+    needs both halves, and a `dead_letter` that is neither a name nor a publisher.
 
-    Raises `ValueError` for an empty name, a `concurrency` below 1, a `within` of 0 or less, half a cap where the
-    transport needs both halves, and a `dead_letter` that is neither a name nor a publisher.
+    Attributes:
+        source: A queue, topic or table of a broker; what it hands out is decoded.
+        handler: An async function of a `Delivery`; it returns an outcome, or None for `Ack()`.
+        name: For logs, errors and `Runtime.ledger`, 1 character or more; by default the source's.
+        decode: Makes a message of what the source hands out (bytes, or a row); called once per delivery, before the
+            handler. None: the handler gets what the source hands out. What it raises is answered by
+            `Policy.on_undecodable`.
+        policy: The cap, the dead letter and the answers to failures; `Policy()` by default.
+        concurrency: Handlers running at once, 1 or more; at 1, the default, deliveries are handled and settled in
+            arrival order.
+        within: Seconds above 0 for one call of the handler; longer is a `trio.TooSlowError`, a failure like any other.
+            None, the default: no limit.
     """
 
     source: Source[Any]
     handler: Callable[[Delivery[T]], Awaitable[Outcome | None]]
     name: str
-    """For logs, errors and `Runtime.ledger`; by default the source's."""
     decode: Callable[[Any], T] | None
     policy: Policy
     concurrency: int
-    """Handlers running at once; at 1, deliveries are handled and settled in arrival order."""
     within: float | None
-    """Seconds for one call of the handler; longer is a `trio.TooSlowError`, a failure like any other."""
 
     @overload
     def __init__(
@@ -96,19 +105,30 @@ class Subscription(Generic[T]):
 
 @attrs.frozen(init=False, eq=False)
 class BatchSubscription(Generic[T]):
-    """One source, and the handler that gets its deliveries in lists of 1 to `size` (C-7.4).
+    """One source, and the handler that gets its deliveries in lists of 1 to `size`.
 
     The handler returns one outcome for all, or a sequence with one for each in order; an element without one is
-    retried, with an error logged (C-7.5). A message that cannot be decoded is taken out and settled alone (C-7.6).
-    A failure of the handler is answered for each element. Raises `ValueError` as `Subscription`.
+    retried, with an error logged. A message that cannot be decoded is taken out and settled alone. A failure of the
+    handler is answered for each element. Raises `ValueError` and `TypeError` as `Subscription`.
+
+    Attributes:
+        source: A queue, topic or table of a broker.
+        handler: An async function of a list of deliveries; see above.
+        size: Deliveries in a batch, at most; 1 or more.
+        wait: Seconds, 0 or more, 0.01 by default, after its first delivery when a batch that is not full is handed out.
+        name: For logs, errors and `Runtime.ledger`; by default the source's.
+        decode: As of a `Subscription`: called once per delivery.
+        policy: The cap, the dead letter and the answers to failures; `Policy()` by default.
+        concurrency: Batches that are handled at once, 1 or more; 1 by default.
+        within: Seconds above 0 for one call of the handler; None, the default: no limit.
     """
+
+    # C-7.4; C-7.5; C-7.6
 
     source: Source[Any]
     handler: Callable[[list[Delivery[T]]], Awaitable[Outcome | Sequence[Outcome | None] | None]]
     size: int
-    """Deliveries in a batch, 1 or more."""
-    wait: float
-    """Seconds after its first delivery when a batch that is not full is handed out (C-7.7)."""
+    wait: float  # C-7.7
     name: str
     decode: Callable[[Any], T] | None
     policy: Policy

@@ -21,7 +21,8 @@ from settlement.groups import leaves, raise_bare
 __all__ = ["WEATHER", "Supervisor"]
 
 WEATHER = (LinkBroken, ConnectionBroken, LinkRefused)
-"""What a life may end in without being a bug. A refusal is weather after start-up (DESIGN 4)."""
+"""What a life may end in without being a bug. A refusal is weather after start-up."""
+# DESIGN 4
 
 
 class Supervisor:

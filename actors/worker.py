@@ -41,7 +41,18 @@ ACK = Ack()
 
 @attrs.frozen
 class Tools:
-    """What a life gives to its workers."""
+    """What a life gives to its workers.
+
+    Attributes:
+        subscription: What the user declared.
+        books: Hear failures.
+        in_flight: Holds the places.
+        keeper: Keeps leases; None: there are none.
+        settler: Says verbs.
+        drain: When handlers are cancelled.
+        walk: Start the steps before a verb.
+        give_back: These shall go back now, nothing is said for them.
+    """
 
     subscription: AnySubscription
     books: Books
@@ -50,21 +61,24 @@ class Tools:
     settler: Settler
     drain: Drain
     walk: Callable[[Received[Any], Plan[Any], trio.MemorySendChannel[Order]], None]
-    """Start the steps before a verb."""
     give_back: Callable[[Sequence[Received[Any]]], Awaitable[None]]
-    """These shall go back now, nothing is said for them."""
 
 
 @attrs.define(eq=False)
 class Ended:
-    """A delivery that was answered, by its handler or by the policy."""
+    """A delivery that was answered, by its handler or by the policy.
+
+    Attributes:
+        received: Which one.
+        ending: The answer.
+        cause: The failure that the policy answered.
+        plan: Where it was decided already.
+    """
 
     received: Received[Any]
     ending: Ending
     cause: Exception | None = None
-    """The failure that the policy answered."""
     plan: Plan[Any] | None = None
-    """Where it was decided already."""
 
 
 class Worker:
@@ -162,9 +176,10 @@ class Worker:
     async def _carry_out(self, batch: Sequence[Ended], orders: trio.MemorySendChannel[Order]) -> None:
         """Have these endings decided, and order what is to be said: by one call where verbs are said alone.
 
-        At concurrency 1 it waits until each verb was said, or its delivery is held (DESIGN 3.1). Cancellation: what was
+        At concurrency 1 it waits until each verb was said, or its delivery is held. Cancellation: what was
         not ordered is unsettled; what was is with the settler.
         """
+        # DESIGN 3.1
         alone: list[Order] = []
         slots: list[trio.Event] = []
         for ended in batch:
@@ -202,7 +217,8 @@ class Worker:
         return plan
 
     async def _has_room(self, received: Received[Any], take: Callable[[Received[Any]], Awaitable[None]]) -> bool:
-        """Take room, in the delivery's scope: the end of grace leaves it unsettled (DESIGN 3.7)."""
+        """Take room, in the delivery's scope: the end of grace leaves it unsettled."""
+        # DESIGN 3.7
         self._current = (received,)
         with self._new_scope() as scope:
             await take(received)
@@ -261,8 +277,9 @@ class Worker:
     ) -> tuple[object, Exception | None] | None:
         """What was answered, asked when the scope has closed. None where it was cancelled.
 
-        A handler that swallowed `Cancelled` has answered nothing (DESIGN 3.5). Cancellation: the same.
+        A handler that swallowed `Cancelled` has answered nothing. Cancellation: the same.
         """
+        # DESIGN 3.5
         failure = None if called is None else called[1]
         try:
             await trio.lowlevel.checkpoint_if_cancelled()

@@ -4,8 +4,9 @@ Each verb is one sentence. `links.testing` holds the checks that an implementati
 
 Cancellation: every coroutine here may be cancelled at every await; its docstring says what that leaves behind. A link
 shields three things and no more, each with a deadline: its goodbye, the giving back of a half-taken `receive`, and a
-SQL settlement with its COMMIT or ROLLBACK (DESIGN 4).
+SQL settlement with its COMMIT or ROLLBACK.
 """
+# DESIGN 4
 
 from __future__ import annotations
 
@@ -44,32 +45,44 @@ R = TypeVar("R")
 
 
 class Settles(Enum):
-    """How a link wants its verbs said."""
+    """How a link wants its verbs said.
+
+    Attributes:
+        TOGETHER: Verbs that are ready at once are said by one call (AMQP, SQL lease, Pub/Sub).
+        ALONE: Each delivery has a connection of its own; its worker says its verb (SQL row lock, advisory lock).
+    """
 
     TOGETHER = "together"
-    """Verbs that are ready at once are said by one call (AMQP, SQL lease, Pub/Sub)."""
     ALONE = "alone"
-    """Each delivery has a connection of its own; its worker says its verb (SQL row lock, advisory lock)."""
 
 
 @attrs.define(eq=False)
 class Received(Generic[R]):
-    """One message as the link handed it over. Compared by identity."""
+    """One message as the link handed it over. Compared by identity.
+
+    Attributes:
+        delivery: What the handler gets.
+        token: The link's own handle; nobody else looks at it.
+        expires: When the lease ends, on `trio.current_time()`; moved forward by `Link.extend`; None: there is no lease.
+        started: A handler was called for it. What was never started goes back uncounted, where the transport can.
+        unreadable: Why the transport itself could not read the message; then `delivery.message` must not be used.
+    """
 
     delivery: Delivery[R]
     token: Any = None
-    """The link's own handle; nobody else looks at it."""
     expires: float | None = None
-    """When the lease ends, on `trio.current_time()`; moved forward by `Link.extend`; None: there is no lease."""
     started: bool = False
-    """A handler was called for it. What was never started goes back uncounted, where the transport can."""
     unreadable: Exception | None = None
-    """Why the transport itself could not read the message; then `delivery.message` must not be used."""
 
 
 @attrs.define(eq=False)
 class Order:
-    """Say the verb of this plan for this delivery."""
+    """Say the verb of this plan for this delivery.
+
+    Attributes:
+        received: Which delivery.
+        plan: Its verb is said; its other steps are not the link's.
+    """
 
     received: Received[Any]
     plan: Plan[Any]
@@ -88,18 +101,20 @@ def _unheard(what: str, why: str | None) -> None:
 
 
 class Link(ABC, Generic[R]):
-    """One attached link: one life."""
+    """One attached link: one life.
+
+    Attributes:
+        spreads: Wake as many workers as there are deliveries, so that their verbs can be said together; else one after
+            the other, which costs less.
+        proves: A verb gets no answer: it was said when `settle` returns, and `proved` tells when the other side has
+            seen it.
+        degraded: Set by the runtime: `degraded(what, why)`, a plain call, says what does not work now; `why` None: it
+            works again. For what neither ends the life nor a call, such as one row that cannot be claimed.
+    """
 
     spreads: bool = False
-    """Wake as many workers as there are deliveries, so that their verbs can be said together; else one after the other,
-    which costs less."""
     proves: bool = False
-    """A verb gets no answer: it was said when `settle` returns, and `proved` tells when the other side has seen it."""
     degraded: Callable[[str, str | None], None] = staticmethod(_unheard)
-    """Set by the runtime: `degraded(what, why)`, a plain call, says what does not work now; `why` None: it works again.
-
-    For what neither ends the life nor a call, such as one row that cannot be claimed.
-    """
 
     @abstractmethod
     async def receive(self, room: int) -> Sequence[Received[R]]:
@@ -157,10 +172,11 @@ class Link(ABC, Generic[R]):
         """Extend the leases, move `expires` of those that were confirmed, and return those that are lost.
 
         Raises as `receive`; after `CallBroken` the old expiry holds. It is not called for a delivery whose `settle` is
-        under way; a `settle` that comes while it runs is the link's to put behind it (DESIGN 3.4).
+        under way; a `settle` that comes while it runs is the link's to put behind it.
 
         Cancellation: the old expiry holds.
         """
+        # DESIGN 3.4
         raise NotImplementedError("a source with a lease has a link that extends it")
 
     async def give_back(self, unsettled: Sequence[Received[R]]) -> None:
@@ -173,20 +189,25 @@ class Link(ABC, Generic[R]):
 
 
 class Source(ABC, Generic[R]):
-    """Where deliveries come from: a queue, a topic, a table, a subscription. Constructing one does no I/O."""
+    """Where deliveries come from: a queue, a topic, a table, a subscription. Constructing one does no I/O.
+
+    Attributes:
+        name: The address; the default name of a subscription.
+        broker: Where it is.
+        settles: How the link wants its verbs said; together by default.
+        at_most_once: Each delivery was let go when it arrived; its place returns when its handler ended.
+        lease: Seconds for which a received delivery is ours unless extended; None: until the link ends.
+        held: How many deliveries may wait before their verb at once; None: as many as are in hand.
+        copies: How many copies may wait for their time at once; 0: no plan of this source has a step after its verb.
+    """
 
     name: str
-    """The address; the default name of a subscription."""
     broker: Broker
     settles: Settles = Settles.TOGETHER
     at_most_once: bool = False
-    """Each delivery was let go when it arrived; its place returns when its handler ended."""
     lease: float | None = None
-    """Seconds for which a received delivery is ours unless extended; None: until the link ends."""
     held: int | None = None
-    """How many deliveries may wait before their verb at once; None: as many as are in hand."""
     copies: int = 0
-    """How many copies may wait for their time at once; 0: no plan of this source has a step after its verb."""
 
     def renewal(self) -> float:
         """Seconds until the next renewal of all leases, asked before each: a third of a lease, where not said else."""
@@ -224,7 +245,12 @@ class Source(ABC, Generic[R]):
 
 
 class Publisher(ABC):
-    """Publishes to one address. A `Destination`: it may be a policy's dead letter, also of another transport."""
+    """Publishes to one address. A `Destination`: it may be a policy's dead letter, also of another transport.
+
+    Attributes:
+        broker: Where it publishes.
+        name: The address, for errors and logs; never a credential.
+    """
 
     broker: Broker
     name: str
@@ -248,7 +274,14 @@ class Publisher(ABC):
 
 
 class Presence(Enum):
-    """Is this broker open, and is there a connection now?"""
+    """Is this broker open, and is there a connection now?
+
+    Attributes:
+        NEW: Not opened yet.
+        DOWN: Open, between two connections.
+        UP: Connected.
+        CLOSED: It was open; a runtime may open it again.
+    """
 
     NEW = "not opened yet"
     DOWN = "between two connections"
@@ -257,10 +290,15 @@ class Presence(Enum):
 
 
 class Broker(ABC):
-    """A broker: sources and publishers on it, and one connection at a time. Constructing one does no I/O (C-9.1)."""
+    """A broker: sources and publishers on it, and one connection at a time. Constructing one does no I/O.
+
+    Attributes:
+        name: The URL without credentials, for errors and logs.
+    """
+
+    # C-9.1
 
     name: str
-    """The URL without credentials, for errors and logs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -326,10 +364,11 @@ class Broker(ABC):
         """Wait for a connection, later than life number `after`. Does not yield if there is one.
 
         Raises `NotConnected` where nobody keeps this broker open, and `RuntimeError` in another `trio.run` than the one
-        it is open in: a thread comes in by `trio.from_thread.run` (K-13).
+        it is open in: a thread comes in by `trio.from_thread.run`.
 
         Cancellation: nothing was done.
         """
+        # K-13
         if self.is_open:
             self.check_home()
         while self.presence is not Presence.UP or self.lives <= after:

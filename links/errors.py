@@ -43,7 +43,9 @@ class LinkBroken(LinkError):
 
 
 class ConnectionBroken(LinkError):
-    """A connection's life is over. No subclass of `LinkBroken`: a link's supervisor does not count it (DESIGN 4)."""
+    """A connection's life is over. No subclass of `LinkBroken`: a link's supervisor does not count it."""
+
+    # DESIGN 4
 
 
 class CallBroken(LinkError):

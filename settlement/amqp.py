@@ -2,7 +2,7 @@
 
 This file knows no broker and no clock. *Counted* means that the delivery carries a header section, so that the broker
 counts its redeliveries; D is the dead letter; a *copy* is the letter as it arrived, its retry-count header set to the
-attempt of the delivery that is copied (DESIGN 6), so that a copy and a redelivery count alike.
+attempt of the delivery that is copied, so that a copy and a redelivery count alike.
 
 At least once:
 
@@ -36,6 +36,7 @@ At most once every delivery was accepted on arrival, and nothing more can be sai
 | `RetryAfter(d)` | wait d (or let `Scheduled`, `Stored` keep it), publish a copy | publish to D | refused |
 | `DeadLetter` | publish to D | publish to D | no such policy |
 """
+# DESIGN 6
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ __all__ = [
 
 @attrs.frozen
 class Accepted:
-    """The message leaves the queue (A-1.1)."""
+    """The message leaves the queue."""
+
+    # A-1.1
 
     def __str__(self) -> str:
         return "accepted"
@@ -79,11 +82,15 @@ class Accepted:
 class Modified:
     """The message is ready again; its delivery-count grows by one.
 
-    Said with delivery-failed true and undeliverable-here false, never as *released* (A-1.2).
+    Said with delivery-failed true and undeliverable-here false, never as *released*.
+
+    Attributes:
+        deliver_after: Seconds from now, for the annotation `x-opt-delivery-time` (`Native`); None: no annotation.
     """
 
+    # A-1.2
+
     deliver_after: float | None = None
-    """Seconds from now, for the annotation `x-opt-delivery-time` (`Native`); None: no annotation."""
 
     def __str__(self) -> str:
         return "modified" if self.deliver_after is None else f"modified, due in {self.deliver_after:g} s"
@@ -91,7 +98,9 @@ class Modified:
 
 @attrs.frozen
 class Rejected:
-    """The message leaves the queue, into the broker's own dead letter if that has one; no error condition (A-1.6)."""
+    """The message leaves the queue, into the broker's own dead letter if that has one; no error condition."""
+
+    # A-1.6
 
     def __str__(self) -> str:
         return "rejected"
@@ -102,12 +111,15 @@ Delays: TypeAlias = Copies | Hold | Native | Scheduled | Stored
 
 
 class Settle(Enum):
-    """When a delivery is settled."""
+    """When a delivery is settled.
+
+    Attributes:
+        AT_LEAST_ONCE: After the handler, by its outcome.
+        AT_MOST_ONCE: Accepted on arrival, before the handler.
+    """
 
     AT_LEAST_ONCE = "at least once"
-    """After the handler, by its outcome."""
     AT_MOST_ONCE = "at most once"
-    """Accepted on arrival, before the handler."""
 
 
 AT_LEAST_ONCE = Settle.AT_LEAST_ONCE
@@ -124,10 +136,15 @@ class Facts:
     """What the source is like; the same for each of its deliveries.
 
     Raises `ValueError` for `Hold` or `Native` at most once: what was accepted on arrival cannot be held.
+
+    Attributes:
+        address: Where copies go: the subscription's own address.
+        delays: Who keeps a message while `RetryAfter(delay)` runs; `Copies()` by default.
+        settle: When a delivery is settled; at least once by default.
+        retry_header: The header that counts copies; a name of 1 character or more.
     """
 
     address: str | Destination
-    """Where copies go: the subscription's own address."""
     delays: Delays = _COPIES
     settle: Settle = AT_LEAST_ONCE
     retry_header: str = RETRY_HEADER

@@ -1,9 +1,10 @@
 """The brokers' counters, and the one number that a handler sees: the attempt, 1 on the first delivery.
 
-Rule (DESIGN 6, Counting): attempt = retry-count header (0 if absent) + the broker's count (0 if absent) + 1,
+Rule: attempt = retry-count header (0 if absent) + the broker's count (0 if absent) + 1,
 and the header of every copy is the attempt of the delivery that is copied. So the attempt never falls, and any
 mix of `Retry` and `RetryAfter` under a cap of n calls the handler exactly n times.
 """
+# DESIGN 6, Counting
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _DECIMAL = re.compile(rb"[0-9]{1,18}")
 
 
 def header_count(headers: Mapping[str, bytes], name: str = RETRY_HEADER) -> int:
-    """How many copies stand behind this message: a decimal ASCII integer, anything else counts as absent (C-2.3)."""
+    """How many copies stand behind this message: a decimal ASCII integer, anything else counts as absent."""
+    # C-2.3
     value = headers.get(name)
     if value is None or not _DECIMAL.fullmatch(value):
         return 0

@@ -1,8 +1,9 @@
-"""Who keeps a message while `RetryAfter(delay)` runs: each an explicit choice of the subscription (DESIGN 6).
+"""Who keeps a message while `RetryAfter(delay)` runs: each an explicit choice of the subscription.
 
 `Copies()` is the default on AMQP and the only one that can lose a message: the original is gone before its copy is
 published, and the copy waits in this process. The others are crash-safe.
 """
+# DESIGN 6
 
 from __future__ import annotations
 
@@ -29,21 +30,28 @@ def _max_delay(delay: float) -> float:
 
 @attrs.frozen
 class Copies:
-    """Reject the original, wait in this process, publish a copy."""
+    """Reject the original, wait in this process, publish a copy.
+
+    Attributes:
+        max_waiting: How many copies may wait at once, 1 or more, 10,000 by default; the next delivery waits for room
+            before its verb is said. Else `ValueError`.
+    """
 
     max_waiting: int = attrs.field(default=10_000, converter=_max_waiting)
-    """How many copies may wait at once, 1 or more; the next delivery waits for room before its verb is said."""
 
 
 @attrs.frozen
 class Hold:
-    """Keep the delivery unsettled for the delay, then hand it back."""
+    """Keep the delivery unsettled for the delay, then hand it back.
+
+    Attributes:
+        max_held: How many deliveries may be held at once, 1 or more; the next one waits for a place, and its handler's
+            slot with it. The link's credit grows by as many.
+        max_delay: Seconds, above 0, 600 by default. A longer delay is cut to this, with a warning.
+    """
 
     max_held: int = attrs.field(converter=_max_held)
-    """How many deliveries may be held at once, 1 or more; the next one waits for a place, and its handler's slot with
-    it. The link's credit grows by as many."""
     max_delay: float = attrs.field(default=600.0, converter=_max_delay)
-    """Seconds, above 0. A longer delay is cut to this, with a warning."""
 
 
 @attrs.frozen
@@ -53,7 +61,12 @@ class Native:
 
 @attrs.frozen
 class Scheduled:
-    """Publish a copy now, with the broker's own annotation for delayed delivery, then accept the original."""
+    """Publish a copy now, with the broker's own annotation for delayed delivery, then accept the original.
+
+    Attributes:
+        annotation: The broker's name for it, such as `x-opt-delivery-delay`, in milliseconds from now; 1 character or
+            more.
+    """
 
     annotation: str
 
@@ -64,6 +77,10 @@ class Scheduled:
 
 @attrs.frozen
 class Stored:
-    """Store the copy as a row of a SQL queue table, from where it is forwarded when it is due."""
+    """Store the copy as a row of a SQL queue table, from where it is forwarded when it is due.
+
+    Attributes:
+        queue: Where it is stored: a publisher to the table.
+    """
 
     queue: Destination

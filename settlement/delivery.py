@@ -22,24 +22,26 @@ class Delivery(Generic[T]):
     """One message, handed to a handler once. It has no method that acts: the handler answers by its return value.
 
     Compared by identity: two deliveries of one message are two deliveries.
+
+    Attributes:
+        body: The bytes as the broker delivered them.
+        message: What `decode` made of the body; without a decoder, what the source hands out (bytes, or a row).
+        headers: Text names to bytes; names are the broker's, values are not decoded.
+        attempt: 1 on the first delivery; how it is counted is the transport's: see its table.
+        redelivery_count: How often the broker says that it delivered before; None where the broker does not count.
+        source: The name of the queue, table or subscription it came from.
+        id: The broker's name for the message, for logs: a delivery tag, a row's key, a message id.
+        key: The ordering or partition key, where there is one.
     """
 
     body: bytes
-    """The bytes as the broker delivered them."""
     message: T
-    """What `decode` made of the body; without a decoder, what the source hands out (bytes, or a row)."""
-    headers: Mapping[str, bytes]
-    """Text names to bytes (C-10.1); names are the broker's, values are not decoded."""
-    attempt: int
-    """1 on the first delivery (C-2.1)."""
+    headers: Mapping[str, bytes]  # C-10.1
+    attempt: int  # C-2.1
     redelivery_count: int | None
-    """How often the broker says that it delivered before; None where the broker does not count."""
     source: str
-    """The name of the queue, table or subscription it came from."""
     id: str
-    """The broker's name for the message, for logs: a delivery tag, a row's key, a message id."""
     key: str | None
-    """The ordering or partition key, where there is one."""
     _handle: Any = attrs.field(default=None, repr=False)
     """The transport's own handle; nobody else looks at it. Kept when the message is decoded."""
 
@@ -102,19 +104,27 @@ class Destination(Protocol):
 
 @attrs.frozen(eq=False)
 class Letter:
-    """What is published: a user's message, a copy, a dead letter."""
+    """What is published: a user's message, a copy, a dead letter.
+
+    Attributes:
+        body: Bytes.
+        headers: Text names to bytes; none by default.
+        key: The ordering or partition key, where there is one; None by default.
+        deliver_after: Seconds that the receiving side shall wait itself (`Scheduled`, `Stored`); None: at once.
+        original: The delivery that this is a copy of, so that a publisher of the same transport can pass on its raw
+            form.
+    """
 
     body: bytes
     headers: Mapping[str, bytes] = NO_HEADERS
     key: str | None = None
     deliver_after: float | None = None
-    """Seconds that the receiving side shall wait itself (`Scheduled`, `Stored`); None: at once."""
     original: Any = None
-    """The delivery that this is a copy of, so that a publisher of the same transport can pass on its raw form."""
 
     @classmethod
     def of(cls, delivery: Delivery[Any], *, deliver_after: float | None = None) -> Letter:
-        """The letter "as it arrived": body, headers and key unchanged (C-4.9)."""
+        """The letter "as it arrived": body, headers and key unchanged."""
+        # C-4.9
         return cls(delivery.body, delivery.headers, delivery.key, deliver_after, delivery)
 
 

@@ -1,4 +1,4 @@
-"""The two books: every delivery ends in exactly one line, and the books balance at every stop (DESIGN 3.9).
+"""The two books: every delivery ends in exactly one line, and the books balance at every stop.
 
 Deliveries: received = acked + retried + delayed + dropped + dead-lettered + refused + superseded + unsettled + unknown
             + in hand.
@@ -8,6 +8,7 @@ Copies:     owed = published + lost + waiting.
 a link, the ends by who learns of them; *in hand* and *waiting* are counted from what is really there, so that no side
 of an equation is derived from the other.
 """
+# DESIGN 3.9
 
 from __future__ import annotations
 
@@ -20,7 +21,19 @@ __all__ = ["Balance", "CopiesLost", "CopiesOwed", "CopiesPublished", "Ended", "E
 
 
 class Line(Enum):
-    """How a delivery ended."""
+    """How a delivery ended.
+
+    Attributes:
+        ACKED: It was handled and has left the queue.
+        RETRIED: It is back in its queue, or is copied there, without a delay.
+        DELAYED: It comes again when its delay is over.
+        DROPPED: It has left the queue unhandled: `Drop`, or the cap without a dead letter.
+        DEAD_LETTERED: It went to the dead letter.
+        REFUSED: At most once: an outcome that cannot be said, or none.
+        SUPERSEDED: The lease was lost or the ack id refused: it is somebody else's now.
+        UNSETTLED: Nothing was said for it: it comes back.
+        UNKNOWN: A verb was said and no answer came: it may come back.
+    """
 
     ACKED = "acked"
     RETRIED = "retried"
@@ -28,25 +41,30 @@ class Line(Enum):
     DROPPED = "dropped"
     DEAD_LETTERED = "dead-lettered"
     REFUSED = "refused"
-    """At most once: an outcome that cannot be said, or none."""
     SUPERSEDED = "superseded"
-    """The lease was lost or the ack id refused: it is somebody else's now."""
     UNSETTLED = "unsettled"
-    """Nothing was said for it: it comes back."""
     UNKNOWN = "unknown"
-    """A verb was said and no answer came: it may come back."""
 
 
 @attrs.frozen
 class Took:
-    """`count` deliveries were taken over from the link."""
+    """`count` deliveries were taken over from the link.
+
+    Attributes:
+        count: 1 or more.
+    """
 
     count: int
 
 
 @attrs.frozen
 class Ended:
-    """`count` deliveries ended in `line`."""
+    """`count` deliveries ended in `line`.
+
+    Attributes:
+        line: How they ended.
+        count: 1 or more; 1 by default.
+    """
 
     line: Line
     count: int = 1
@@ -54,21 +72,33 @@ class Ended:
 
 @attrs.frozen
 class CopiesOwed:
-    """The originals of `count` copies are gone (or may be): the copies must be published."""
+    """The originals of `count` copies are gone (or may be): the copies must be published.
+
+    Attributes:
+        count: 1 or more; 1 by default.
+    """
 
     count: int = 1
 
 
 @attrs.frozen
 class CopiesPublished:
-    """The broker has confirmed `count` copies."""
+    """The broker has confirmed `count` copies.
+
+    Attributes:
+        count: 1 or more; 1 by default.
+    """
 
     count: int = 1
 
 
 @attrs.frozen
 class CopiesLost:
-    """The goodbye ended before `count` copies were confirmed: these messages are gone. *Lost* has no other sense."""
+    """The goodbye ended before `count` copies were confirmed: these messages are gone. *Lost* has no other sense.
+
+    Attributes:
+        count: 1 or more; 1 by default.
+    """
 
     count: int = 1
 
@@ -80,7 +110,13 @@ Entry: TypeAlias = Took | Ended | CopiesOwed | CopiesPublished | CopiesLost
 
 @attrs.frozen
 class Balance:
-    """One equation: `left` against the sum of `right`."""
+    """One equation: `left` against the sum of `right`.
+
+    Attributes:
+        name: What is balanced: `received`, or `owed`.
+        left: The count on the left.
+        right: The lines on the right, each a name and its count.
+    """
 
     name: str
     left: int
@@ -100,7 +136,25 @@ class Balance:
 
 @attrs.define
 class Ledger:
-    """The two books of one subscription, folded in place."""
+    """The two books of one subscription, folded in place.
+
+    Attributes:
+        received: Deliveries taken over from the link.
+        acked: `Ack()`, or None, was said.
+        retried: Put back, or copied, without a delay.
+        delayed: `RetryAfter(delay)` was said.
+        dropped: `Drop` was said, or the cap was reached without a dead letter.
+        dead_lettered: They went to the dead letter.
+        refused: At most once: an outcome that cannot be said, or none.
+        superseded: The lease was lost, or the other side took them back: they are somebody else's now.
+        unsettled: Nothing was said for them: they come back.
+        unknown: A verb was said and no answer came: they may come back.
+        in_hand: Counted from the deliveries that are open (`snapshot`), not from the other lines.
+        owed: Copies whose originals are gone, or may be (`Copies()`, at most once).
+        published: Copies that the broker has confirmed.
+        lost: Copies that were not confirmed when the goodbye ended: these messages are gone.
+        waiting: Counted from the copies that are there (`snapshot`), not from the other lines.
+    """
 
     received: int = 0
     acked: int = 0
@@ -113,12 +167,10 @@ class Ledger:
     unsettled: int = 0
     unknown: int = 0
     in_hand: int = 0
-    """Counted from the deliveries that are open (`snapshot`), not from the other lines."""
     owed: int = 0
     published: int = 0
     lost: int = 0
     waiting: int = 0
-    """Counted from the copies that are there (`snapshot`), not from the other lines."""
 
     def enter(self, entry: Entry) -> None:
         """Fold one entry in. A count below 1 is a `ValueError`."""

@@ -1,6 +1,6 @@
 """The decision table of `links.memory`: everything that decides the fate of an in-memory delivery lives here.
 
-This file knows no broker and no clock. The in-memory queue counts deliveries itself and delays natively (C-11.1), so a
+This file knows no broker and no clock. The in-memory queue counts deliveries itself and delays natively, so a
 cap works without copies; `delays=Copies()` behaves as AMQP does by default, so that what AMQP can lose can be seen in
 virtual time.
 
@@ -11,6 +11,7 @@ virtual time.
 | `RetryAfter(d)` | put back after d; with `Copies()`: reject, wait d, publish a copy | as `Retry`; d is ignored |
 | `Drop` | reject | reject |
 """
+# C-11.1
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ class Accept:
 
 @attrs.frozen
 class PutBack:
-    """The message is ready again after `delay` seconds; its delivery count grows by one."""
+    """The message is ready again after `delay` seconds; its delivery count grows by one.
+
+    Attributes:
+        delay: Seconds, 0 or more; 0 by default: now.
+    """
 
     delay: float = 0.0
 
@@ -61,10 +66,15 @@ Delays: TypeAlias = Native | Copies
 
 @attrs.frozen
 class Facts:
-    """What the source is like; the same for each of its deliveries."""
+    """What the source is like; the same for each of its deliveries.
+
+    Attributes:
+        queue: Where copies go: the subscription's own queue.
+        delays: Who keeps a message while `RetryAfter(delay)` runs; the queue itself by default.
+        retry_header: The header that counts copies.
+    """
 
     queue: str
-    """Where copies go: the subscription's own queue."""
     delays: Delays = Native()
     retry_header: str = RETRY_HEADER
 

@@ -1,8 +1,9 @@
 """What a handler may answer: four plain values, orders to the runtime.
 
 There is deliberately no fifth. *Unsettled* is what is true when nobody answered (the handler was
-cancelled, the process died), so no handler can return it (CORE C-1.1, DESIGN 0.4).
+cancelled, the process died), so no handler can return it.
 """
+# CORE C-1.1, DESIGN 0.4
 
 from __future__ import annotations
 
@@ -30,12 +31,16 @@ def seconds(name: str, value: object, *, zero: bool = True) -> float:
 
 @attrs.frozen
 class Ack:
-    """The message was handled: it leaves the queue. A handler that returns `None` says the same (C-1.2)."""
+    """The message was handled: it leaves the queue. A handler that returns `None` says the same."""
+
+    # C-1.2
 
 
 @attrs.frozen
 class Retry:
-    """Hand the message out again, now; the attempt grows by one, the cap applies (C-1.4)."""
+    """Hand the message out again, now; the attempt grows by one, the cap applies."""
+
+    # C-1.4
 
 
 def _delay(delay: float) -> float:
@@ -46,19 +51,28 @@ def _delay(delay: float) -> float:
 class RetryAfter:
     """Hand the message out again, not before `delay` has passed.
 
-    Raises `ValueError` for a delay that is negative, NaN or infinite (C-1.9). Zero is legal.
+    Raises `ValueError` for a delay that is negative, NaN or infinite. Zero is legal.
+
+    Attributes:
+        delay: Seconds, finite, 0 or more, counted from the moment when the outcome is carried out.
     """
 
+    # C-1.9
+
     delay: float = attrs.field(converter=_delay)
-    """Seconds, finite, 0 or more, counted from the moment when the outcome is carried out."""
 
 
 @attrs.frozen
 class Drop:
-    """The message is of no use: it leaves the queue, into the broker's own dead letter if that has one (C-1.4)."""
+    """The message is of no use: it leaves the queue, into the broker's own dead letter if that has one.
+
+    Attributes:
+        reason: For logs and observers (`actors.events.GivenUp`); no broker is told. Empty by default.
+    """
+
+    # C-1.4
 
     reason: str = ""
-    """For logs and observers; no broker is told."""
 
 
 Outcome: TypeAlias = Ack | Retry | RetryAfter | Drop
@@ -68,7 +82,8 @@ _OUTCOMES = frozenset({Ack, Retry, RetryAfter, Drop})
 
 
 def is_outcome(value: object) -> TypeGuard[Outcome]:
-    """Is this one of the four? (By exact class: a look-alike is a mistake of the handler, C-1.3.)"""
+    """Is this one of the four? (By exact class: a look-alike is a mistake of the handler.)"""
+    # C-1.3
     return type(value) in _OUTCOMES
 
 

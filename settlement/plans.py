@@ -1,9 +1,10 @@
 """A decision is a value: what is done before the one thing that is said to the broker, that thing, what is done after.
 
-Who carries it out (DESIGN 0.3): *before* belongs to the delivery, a task of its own walks it while lease and place
+Who carries it out: *before* belongs to the delivery, a task of its own walks it while lease and place
 are kept; the *verb* belongs to the link's life, the settler says it; *after* belongs to the subscription and outlives
 lives.
 """
+# DESIGN 0.3
 
 from __future__ import annotations
 
@@ -33,18 +34,28 @@ V_co = TypeVar("V_co", covariant=True)
 
 @attrs.frozen
 class Wait:
-    """Let `seconds` pass. A drain cuts it short (DESIGN 4)."""
+    """Let `seconds` pass. A drain cuts it short.
+
+    Attributes:
+        seconds: 0 or more.
+    """
+
+    # DESIGN 4
 
     seconds: float
 
 
 @attrs.frozen
 class Publish:
-    """Publish `letter` to `to`, and go on when the broker has confirmed it."""
+    """Publish `letter` to `to`, and go on when the broker has confirmed it.
+
+    Attributes:
+        letter: What is published.
+        to: A name on the delivery's own broker, or a publisher of another one.
+    """
 
     letter: Letter
     to: str | Destination
-    """A name on the delivery's own broker, or a publisher of another one."""
 
 
 Step: TypeAlias = Wait | Publish
@@ -52,11 +63,17 @@ Step: TypeAlias = Wait | Publish
 
 @attrs.frozen
 class CapReached:
-    """The delivery was the last that `max_attempts` allows (C-3.5): a warning, once per delivery."""
+    """The delivery was the last that `max_attempts` allows: a warning, once per delivery.
+
+    Attributes:
+        attempt: Of this delivery.
+        to: Where it goes; None where the broker's own policy decides.
+    """
+
+    # C-3.5
 
     attempt: int
     to: str | None
-    """Where it goes; None where the broker's own policy decides."""
 
     def __str__(self) -> str:
         return f"attempt {self.attempt} was the last one allowed; goes to {self.to or 'no dead letter of ours'}"
@@ -64,7 +81,15 @@ class CapReached:
 
 @attrs.frozen
 class DelayIgnored:
-    """`RetryAfter(delay)` cannot be kept here and becomes a plain retry (S-3.5), or is cut to `kept` seconds."""
+    """`RetryAfter(delay)` cannot be kept here and becomes a plain retry, or is cut to `kept` seconds.
+
+    Attributes:
+        delay: Seconds that were asked for.
+        why: In words.
+        kept: Seconds that are kept; 0: none.
+    """
+
+    # S-3.5
 
     delay: float
     why: str
@@ -77,7 +102,14 @@ class DelayIgnored:
 
 @attrs.frozen
 class DelayBeyondLease:
-    """A delay above `max_lease` (P-2.6): an error, nacked at once instead."""
+    """A delay above `max_lease`: an error, nacked at once instead.
+
+    Attributes:
+        requested: Seconds that were asked for.
+        lease: Seconds of `max_lease`.
+    """
+
+    # P-2.6
 
     requested: float
     lease: float
@@ -88,13 +120,17 @@ class DelayBeyondLease:
 
 @attrs.frozen
 class TooLong:
-    """A copy or a dead letter is longer than its broker takes: the original goes back to its queue instead."""
+    """A copy or a dead letter is longer than its broker takes: the original goes back to its queue instead.
+
+    Attributes:
+        to: The address.
+        length: Bytes.
+        most: Bytes that the broker takes.
+    """
 
     to: str
     length: int
-    """Bytes."""
     most: int
-    """Bytes that the broker takes."""
 
     def __str__(self) -> str:
         return (
@@ -105,7 +141,13 @@ class TooLong:
 
 @attrs.frozen
 class Unsaid:
-    """At most once: the outcome cannot be said, the message was let go on arrival (A-2.2, A-2.3, A-2.5)."""
+    """At most once: the outcome cannot be said, the message was let go on arrival.
+
+    Attributes:
+        outcome: The outcome's name, such as `Retry`.
+    """
+
+    # A-2.2, A-2.3, A-2.5
 
     outcome: str
 
@@ -115,7 +157,14 @@ class Unsaid:
 
 @attrs.frozen
 class Outlived:
-    """The service goes on delivering well above the cap (DESIGN 6, Pub/Sub): its dead-letter policy has no effect."""
+    """The service goes on delivering well above the cap: its dead-letter policy has no effect.
+
+    Attributes:
+        attempt: Of this delivery.
+        cap: What the service's dead-letter policy allows.
+    """
+
+    # DESIGN 6, Pub/Sub
 
     attempt: int
     cap: int
@@ -132,20 +181,26 @@ Notice: TypeAlias = CapReached | DelayIgnored | DelayBeyondLease | TooLong | Uns
 
 @attrs.frozen
 class Plan(Generic[V_co]):
-    """What one outcome means on one transport for one delivery."""
+    """What one outcome means on one transport for one delivery.
+
+    Attributes:
+        line: The line of the ledger that the delivery ends in, once the verb was said.
+        verb: The one thing that is said to the broker; None: nothing is (at most once).
+        before: Steps before the verb, in order: while they are walked, lease and place are kept.
+        after: Steps after it, in order: they outlive the link's life.
+        instead: Said (and booked *retried*) where a drain ends before a step of `before` succeeded; set whenever
+            `before` is.
+        notice: What a log line must say of it.
+        plain: Nothing but a verb, and nothing to tell anybody.
+    """
 
     line: Line
-    """The line of the ledger that the delivery ends in, once the verb was said."""
     verb: V_co | None
-    """The one thing that is said to the broker; None: nothing is (at most once)."""
     before: tuple[Step, ...] = ()
     after: tuple[Step, ...] = ()
     instead: V_co | None = None
-    """Said (and booked *retried*) where a drain ends before a step of `before` succeeded; set whenever `before` is."""
     notice: Notice | None = None
-    """What a log line must say of it."""
     plain: bool = attrs.field(init=False, repr=False, eq=False)
-    """Nothing but a verb, and nothing to tell anybody."""
 
     def __attrs_post_init__(self) -> None:
         told = self.notice is not None or self.line in (Line.DROPPED, Line.DEAD_LETTERED)

@@ -50,7 +50,15 @@ _LEGAL = "Ack, Retry, RetryAfter, Drop, DeadLetter, FailFast, or a function of (
 
 
 class Turn(Enum):
-    """What becomes of a delivery that shall be retried (C-3.4)."""
+    """What becomes of a delivery that shall be retried.
+
+    Attributes:
+        BACK: Back to the subscription.
+        DEAD_LETTER: To the dead letter.
+        DISCARD: Refused without requeue: the broker's own policy decides.
+    """
+
+    # C-3.4
 
     BACK = "back to the subscription"
     DEAD_LETTER = "to the dead letter"
@@ -67,19 +75,24 @@ class Policy:
 
     Raises `ValueError` for a cap below 1, an empty dead letter, an answer that is none, or `DeadLetter()` without
     `dead_letter`. Some transports need both halves of a cap (SQL, Pub/Sub); they say so when a subscription is made.
+
+    Attributes:
+        max_attempts: How many calls of the handler a message gets, 1 or more; None, the default: no cap. Read only when
+            a retry is asked for.
+        dead_letter: A name on the delivery's own broker, 1 character or more, or a publisher of another one; None, the
+            default: none of ours.
+        on_error: The answer to an exception. None: `Retry()` where a cap or a dead letter is declared, else
+            `FailFast()`.
+        on_undecodable: The answer to a message that cannot be decoded; the handler is not called. None: `DeadLetter()`
+            where a dead letter is declared, so that a message that nobody could read is kept, else `Drop()`.
+        failures: Answers by exception class, looked up along the exception's MRO; before `on_error`. Empty by default.
     """
 
-    max_attempts: int | None = None
-    """How many calls of the handler a message gets; None: no cap. Read only when a retry is asked for (C-3.3)."""
+    max_attempts: int | None = None  # C-3.3
     dead_letter: str | Destination | None = None
-    """A name on the delivery's own broker, or a publisher of another one."""
     on_error: FailureAnswer | None = None
-    """The answer to an exception. None: `Retry()` where a cap or a dead letter is declared, else `FailFast()`."""
     on_undecodable: FailureAnswer | None = None
-    """The answer to a message that cannot be decoded; the handler is not called. None: `DeadLetter()` where a dead
-    letter is declared, so that a message that nobody could read is kept, else `Drop()`."""
     failures: Mapping[type[Exception], FailureAnswer] = attrs.field(default=MappingProxyType({}), converter=_frozen)
-    """Answers by exception class, looked up along the exception's MRO; before `on_error`."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_attempts is not None:
@@ -111,7 +124,8 @@ class Policy:
         return None if self.dead_letter is None else name_of(self.dead_letter)
 
     def turn(self, attempt: int) -> Turn:
-        """What a retry of a delivery of this attempt becomes: the table of C-3.4."""
+        """What a retry of a delivery of this attempt becomes."""
+        # the table of C-3.4
         if self.max_attempts is None:
             return Turn.BACK if self.dead_letter is None else Turn.DEAD_LETTER
         if attempt < self.max_attempts:

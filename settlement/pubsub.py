@@ -1,7 +1,7 @@
 """The decision table of `links.pubsub`: everything that decides the fate of a Pub/Sub delivery lives here.
 
 This file knows no service and no clock. The service moves messages and applies the cap itself: a nack at the cap is
-its dead letter (P-2.10), so no retry copy is ever published and `Retry` reads no cap.
+its dead letter, so no retry copy is ever published and `Retry` reads no cap.
 
 | outcome | cap unknown, or attempt below it | attempt at the cap or above |
 |---|---|---|
@@ -13,8 +13,9 @@ its dead letter (P-2.10), so no retry copy is ever published and `Retry` reads n
 | `DeadLetter` | publish to the dead letter, then acknowledged | the same |
 
 Where a drain ends before a step that stands before the verb succeeded, the delivery is nacked instead. A nack at
-attempt ≥ cap + 2 carries a notice that the service's dead-letter policy has no effect (DESIGN 6).
+attempt ≥ cap + 2 carries a notice that the service's dead-letter policy has no effect.
 """
+# P-2.10; DESIGN 6
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from settlement.policy import DeadLetter, Ending, Policy
 __all__ = ["CAP_RANGE", "Acknowledge", "Facts", "Nack", "Verb", "check", "decide"]
 
 CAP_RANGE = range(5, 101)
-"""The caps that the service accepts in a dead-letter policy (P-3.5): 5 to 100."""
+"""The caps that the service accepts in a dead-letter policy: 5 to 100."""
+# P-3.5
 
 
 @attrs.frozen
@@ -59,21 +61,25 @@ def _max_lease(max_lease: float) -> float:
 
 @attrs.frozen
 class Facts:
-    """What the source is like; the same for each of its deliveries."""
+    """What the source is like; the same for each of its deliveries.
+
+    Attributes:
+        subscription: Its name, for errors.
+        cap: As declared, or as read from the service at start-up; None: there is none, or it could not be read.
+        max_lease: Seconds, above 0: the longest delay that a delivery is held for.
+    """
 
     subscription: str
-    """Its name, for errors."""
-    cap: int | None
-    """As declared, or as read from the service at start-up (P-3.1); None: there is none, or it could not be read."""
+    cap: int | None  # P-3.1
     max_lease: float = attrs.field(default=3600.0, converter=_max_lease)
-    """Seconds, above 0: the longest delay that a delivery is held for."""
 
 
 def check(facts: Facts, policy: Policy) -> None:
-    """Refuse, by `ValueError`, a policy that the service cannot keep (P-3.5).
+    """Refuse, by `ValueError`, a policy that the service cannot keep.
 
     That is half a cap, a cap outside 5 to 100, or a publisher as dead letter: the service moves messages to topics.
     """
+    # P-3.5
     cap, to = policy.max_attempts, policy.dead_letter
     name = facts.subscription
     if to is not None and not isinstance(to, str):

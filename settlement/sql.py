@@ -1,8 +1,8 @@
 """The decision table of `links.sql`: everything that decides the fate of a claimed row lives here.
 
-This file knows no database and no clock. The row itself is moved, put back or finished; no copy is ever published
-(S-4.8). *Counts* says whether the settling statement adds one to the attempt: it does under a row lock on a table that
-has the column; a lease and an advisory lock have counted when they took the row (S-4.1). D is the dead letter.
+This file knows no database and no clock. The row itself is moved, put back or finished; no copy is ever published.
+*Counts* says whether the settling statement adds one to the attempt: it does under a row lock on a table that has the
+column; a lease and an advisory lock have counted when they took the row. D is the dead letter.
 
 | outcome | below the cap, or none | cap reached |
 |---|---|---|
@@ -12,9 +12,10 @@ has the column; a lease and an advisory lock have counted when they took the row
 | `RetryAfter(d)` | due after d (counts); no retry_after column: put back (counts) | as `Retry`; d is ignored |
 | `DeadLetter` | as the cap reached | as the cap reached |
 
-A name means a group where the table has groups, else another table with the same columns (S-4.6). Where a drain ends
+A name means a group where the table has groups, else another table with the same columns. Where a drain ends
 before the letter was published, the row is put back instead.
 """
+# S-4.8; S-4.1; S-4.6
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ __all__ = [
 
 @attrs.frozen
 class RowLock:
-    """A transaction that holds the row stays open until the delivery is settled; a crash spends no attempt (S-4.3)."""
+    """A transaction that holds the row stays open until the delivery is settled; a crash spends no attempt."""
+
+    # S-4.3
 
 
 def _duration(duration: float) -> float:
@@ -56,18 +59,24 @@ def _duration(duration: float) -> float:
 
 @attrs.frozen
 class Lease:
-    """The claim writes an expiry into the row, and a keeper renews it; a crash spends one attempt."""
+    """The claim writes an expiry into the row, and a keeper renews it; a crash spends one attempt.
+
+    Attributes:
+        duration: Seconds, above 0. The keeper renews at a third of it.
+    """
 
     duration: float = attrs.field(default=30.0, converter=_duration)
-    """Seconds, above 0. The keeper renews at a third of it."""
 
 
 @attrs.frozen
 class AdvisoryLock:
-    """The claim takes a named lock of the server; a crash spends one attempt."""
+    """The claim takes a named lock of the server; a crash spends one attempt.
+
+    Attributes:
+        key: A template with columns in braces, such as `"order-{customer}"`; 1 character or more.
+    """
 
     key: str
-    """A template with columns in braces, such as `"order-{customer}"`; 1 character or more."""
 
     def __attrs_post_init__(self) -> None:
         if not self.key:
@@ -87,10 +96,13 @@ class Finish:
 
 @attrs.frozen
 class PutBack:
-    """The row is free again, now."""
+    """The row is free again, now.
+
+    Attributes:
+        count: Does this statement add one to the attempt?
+    """
 
     count: bool
-    """Does this statement add one to the attempt?"""
 
     def __str__(self) -> str:
         return "put back, attempt + 1" if self.count else "put back"
@@ -98,11 +110,15 @@ class PutBack:
 
 @attrs.frozen
 class Delay:
-    """The row is free again, and not due before `seconds` have passed by the database's clock."""
+    """The row is free again, and not due before `seconds` have passed by the database's clock.
+
+    Attributes:
+        seconds: 0 or more, by the database's clock.
+        count: Does this statement add one to the attempt?
+    """
 
     seconds: float
     count: bool
-    """Does this statement add one to the attempt?"""
 
     def __str__(self) -> str:
         return f"due in {self.seconds:g} s" + (", attempt + 1" if self.count else "")
@@ -110,7 +126,13 @@ class Delay:
 
 @attrs.frozen
 class MoveToGroup:
-    """The row becomes one of `group`, in the same table; its attempt stays (S-4.7)."""
+    """The row becomes one of `group`, in the same table; its attempt stays.
+
+    Attributes:
+        group: Its new group.
+    """
+
+    # S-4.7
 
     group: str
 
@@ -120,7 +142,13 @@ class MoveToGroup:
 
 @attrs.frozen
 class MoveToTable:
-    """The row leaves this table for `table`, which has the same columns; its attempt stays (S-4.7)."""
+    """The row leaves this table for `table`, which has the same columns; its attempt stays.
+
+    Attributes:
+        table: Its new table.
+    """
+
+    # S-4.7
 
     table: str
 
@@ -133,26 +161,32 @@ Verb: TypeAlias = Finish | PutBack | Delay | MoveToGroup | MoveToTable
 
 @attrs.frozen
 class Facts:
-    """What the source is like; the same for each of its deliveries."""
+    """What the source is like; the same for each of its deliveries.
+
+    Attributes:
+        queue: The table's name, or its group's, for errors.
+        claim: How a row is held while it is in hand.
+        has_attempt: Has the table an attempt column?
+        has_retry_after: Has the table a retry_after column? Without one no delay can be kept.
+        has_group: Has the table groups? Then a dead letter is one, else another table.
+    """
 
     queue: str
-    """The table's name, or its group's, for errors."""
     claim: Claim
     has_attempt: bool
-    """Has the table an attempt column?"""
-    has_retry_after: bool
-    """Has the table a retry_after column? Without one no delay can be kept (S-3.5)."""
-    has_group: bool
-    """Has the table groups? Then a dead letter is one, else another table (S-4.6)."""
+    has_retry_after: bool  # S-3.5
+    has_group: bool  # S-4.6
 
     @property
     def counts(self) -> bool:
-        """Does the settling statement count (S-4.1)?"""
+        """Does the settling statement count?"""
+        # S-4.1
         return self.has_attempt and isinstance(self.claim, RowLock)
 
 
 def check(facts: Facts, policy: Policy) -> None:
-    """Refuse, by `ValueError`, a policy that the table cannot keep: half a cap, or one that nothing counts (S-4.4)."""
+    """Refuse, by `ValueError`, a policy that the table cannot keep: half a cap, or one that nothing counts."""
+    # S-4.4
     given = policy.dead_letter_name
     if policy.max_attempts is None and given is not None:
         raise ValueError(

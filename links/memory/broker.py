@@ -32,8 +32,21 @@ _NATIVE = Native()
 class MemoryBroker(Broker):
     """Queues in memory, and one connection at a time.
 
-    `dice` decides what became of orders whose settlement broke on the wire. `log` is a list of `Entry` where one is
-    asked for, by `log=True` or by assigning a list; None: nothing is logged, which costs nothing.
+    A queue is there once something was published to it, or it was asked for. All is forgotten with the object.
+
+    Args:
+        name: For errors and logs.
+        retry_header: The header that counts copies.
+        dice: Decides what became of orders whose settlement broke on the wire; the same each time by default.
+        log: Keep a list of everything that happens, in `log`.
+
+    Attributes:
+        log: A list of `links.memory.Entry`, which `links.memory.replay` reads; None: nothing is logged, which costs
+            nothing. A list may be assigned at any time.
+        published: How many messages were ever stored: the number of the last one.
+        severed: Set while there is no connection.
+        dice: As given.
+        retry_header: As given.
     """
 
     def __init__(
@@ -49,9 +62,7 @@ class MemoryBroker(Broker):
         self.dice = dice or Random(0)  # noqa: S311 -- not a secret
         self.log: list[Entry] | None = [] if log else None
         self.published = 0
-        """How many messages were ever stored: the number of the last one."""
         self.severed = trio.Event()
-        """Set while there is no connection."""
         self.severed.set()
         self._stores: dict[str, Store] = {}
         self._refusing = False
@@ -77,7 +88,15 @@ class MemoryBroker(Broker):
         limit: int | None = None,
         settles: Settles = Settles.TOGETHER,
     ) -> MemoryQueue:
-        """A source of deliveries. Raises `ValueError` that names the argument and its legal range."""
+        """A source of deliveries. Raises `ValueError` that names the argument and its legal range.
+
+        Args:
+            name: 1 character or more.
+            delays: `Native()`, by default: the queue itself keeps a delayed message; or `Copies()`, as AMQP does.
+            lease: Seconds, above 0, for which a delivery is ours unless extended; None: until the link ends.
+            limit: How many deliveries may be unsettled at once, 1 or more; by default 2 × concurrency × size.
+            settles: How verbs are said; together by default.
+        """
         return MemoryQueue(self, name, delays=delays, lease=lease, limit=limit, settles=settles)
 
     def publisher(self, to: str) -> MemoryPublisher:

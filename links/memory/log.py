@@ -18,7 +18,12 @@ __all__ = ["Delivered", "Entry", "Fates", "Published", "Returned", "Said", "Unsa
 
 @attrs.frozen
 class Published:
-    """The message was stored."""
+    """The message was stored.
+
+    Attributes:
+        queue: Its name.
+        id: The message's.
+    """
 
     queue: str
     id: str
@@ -26,7 +31,13 @@ class Published:
 
 @attrs.frozen
 class Delivered:
-    """The message was handed over: it is unsettled from here."""
+    """The message was handed over: it is unsettled from here.
+
+    Attributes:
+        queue: Its name.
+        id: The message's.
+        attempt: 1 or more.
+    """
 
     queue: str
     id: str
@@ -35,7 +46,13 @@ class Delivered:
 
 @attrs.frozen
 class Said:
-    """The verb was carried out (whether its sayer learnt of it or not)."""
+    """The verb was carried out (whether its sayer learnt of it or not).
+
+    Attributes:
+        queue: Its name.
+        id: The message's.
+        verb: What was carried out.
+    """
 
     queue: str
     id: str
@@ -44,7 +61,13 @@ class Said:
 
 @attrs.frozen
 class Unsaid:
-    """The verb was not carried out, and that was not for a lost lease: the message stays unsettled."""
+    """The verb was not carried out, and that was not for a lost lease: the message stays unsettled.
+
+    Attributes:
+        queue: Its name.
+        id: The message's.
+        why: In words.
+    """
 
     queue: str
     id: str
@@ -53,13 +76,20 @@ class Unsaid:
 
 @attrs.frozen
 class Returned:
-    """Nobody said a verb, and the message is back at its old place."""
+    """Nobody said a verb, and the message is back at its old place.
+
+    Attributes:
+        queue: Its name.
+        id: The message's.
+        why: In words.
+        counted: Does the next delivery count this one? Not where no handler was called for it, and the link could say
+            so.
+    """
 
     queue: str
     id: str
     why: str
     counted: bool = True
-    """Does the next delivery count this one? Not where no handler was called for it, and the link could say so."""
 
 
 Entry: TypeAlias = Published | Delivered | Said | Unsaid | Returned
@@ -67,10 +97,16 @@ Entry: TypeAlias = Published | Delivered | Said | Unsaid | Returned
 
 @attrs.frozen
 class Fates:
-    """Where each message of a log is at its end, by id: in exactly one of these, in order of getting there."""
+    """Where each message of a log is at its end, by id: in exactly one of these, in order of getting there.
+
+    Attributes:
+        stored: In the queue: ready, or waiting for its time.
+        unsettled: In somebody's hands.
+        accepted: Gone, handled or copied elsewhere.
+        rejected: Gone, refused.
+    """
 
     stored: tuple[str, ...]
-    """In the queue: ready, or waiting for its time."""
     unsettled: tuple[str, ...]
     accepted: tuple[str, ...]
     rejected: tuple[str, ...]

@@ -36,20 +36,27 @@ _STALE = 256
 
 @attrs.define(eq=False)
 class Message:
-    """A stored message."""
+    """A stored message.
+
+    Attributes:
+        number: Its place: a returned message stands where it stood.
+        id: Its number as text.
+        body: Bytes.
+        headers: As published.
+        key: As published.
+        copies: What its retry header counts.
+        attempt: Of the delivery to come, or in hand: kept here so that a hand-over need not compute it.
+        count: Its earlier deliveries.
+    """
 
     number: int
-    """Its place: a returned message stands where it stood."""
     id: str
     body: bytes
     headers: Mapping[str, bytes]
     key: str | None
     copies: int
-    """What its retry header counts."""
     attempt: int
-    """Of the delivery to come, or in hand: kept here so that a hand-over need not compute it."""
     count: int = 0
-    """Its earlier deliveries."""
 
     def letter(self) -> Letter:
         """As it was published."""
@@ -58,7 +65,19 @@ class Message:
 
 @attrs.define(eq=False)
 class Weather:
-    """What is wrong with a queue now, or will be."""
+    """What is wrong with a queue now, or will be.
+
+    Attributes:
+        broken_calls: So many calls to come fail.
+        broken_attaches: So many links to come break while they are attached.
+        refused_settlements: So many orders to come are not applied.
+        lost_confirmations: So many messages to come are stored and not confirmed.
+        closed: No message is taken.
+        refusing: No link is taken.
+        slow_settlements: Seconds that a settlement takes.
+        slow_extensions: Seconds that an extension takes; infinite: it hangs.
+        slow_publishes: Seconds that a publish takes.
+    """
 
     broken_calls: int = 0
     broken_attaches: int = 0

@@ -1,4 +1,5 @@
-"""Checks of batches (K-50)."""
+"""Checks of batches."""
+# K-50
 
 from __future__ import annotations
 

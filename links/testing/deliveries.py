@@ -1,4 +1,5 @@
-"""Checks of what arrives: order, backlog, headers, routing, and books that balance (K-1 to K-9, K-11, K-12)."""
+"""Checks of what arrives: order, backlog, headers, routing, and books that balance."""
+# K-1 to K-9, K-11, K-12
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ HEADERS: Mapping[str, Mapping[str, bytes]] = {
     "binary": {"binary": b"\xff\x00\xfe", "after": b"1"},
     "traced": {"traceparent": b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
 }
-"""What a transport carries byte for byte, or refuses (C-10.2); `traced` gets a retry header besides."""
+"""What a transport carries byte for byte, or refuses; `traced` gets a retry header besides."""
+# C-10.2
 
 
 @check("K-1")

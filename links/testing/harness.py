@@ -35,55 +35,70 @@ class Caps(Enum):
 
 @attrs.frozen(kw_only=True)
 class Capabilities:
-    """What the sources of a harness can. The defaults are those of a queue that counts and delays by itself."""
+    """What the sources of a harness can. The defaults are those of a queue that counts and delays by itself.
+
+    Attributes:
+        settles: As `Source.settles`.
+        lease: The shortest lease, in seconds, that `Harness.source` can make; None: a delivery is ours until the link
+            ends.
+        native_delay: After `RetryAfter` the message itself comes back. False: a copy of it is published.
+        delays: `RetryAfter` is kept. False: it is a `Retry` with a warning (a table without retry_after).
+        counts: The attempt grows with every delivery. False: it stays 1 (a table without attempt).
+        counts_redeliveries: `Delivery.redelivery_count` is the broker's count. False: it is None.
+        counts_at_first: The first delivery is counted, as 0. False: its count is None (AMQP: no header section before a
+            redelivery).
+        counts_detach: A delivery that goes back with the detach, unsettled, is counted all the same (RabbitMQ 4.3
+            classic).
+        caps: What a policy may declare of a cap and a dead letter.
+        least_cap: The lowest `max_attempts` that the transport takes.
+        backlog: What is published while nobody subscribes arrives later. False: it never does, also not on a new
+            connection.
+        routing: What becomes of a message where two subscriptions have one queue's name.
+        twice: One broker takes two subscriptions of one name. False: the second is a `LinkRefused` out of
+            `open_runtime`.
+        ordered: Messages arrive in the order in which they were published. False: in any order.
+        gives_back: `Link.give_back` returns deliveries at once, uncounted. False: they return with the detach.
+        batch: A `BatchSubscription` can be made. False: it is a `ValueError` at construction.
+        byte_headers: Every header value arrives byte for byte. False: some are refused at `publish`, and then never
+            arrive.
+        retry_header: Where a copy counts (only without `native_delay`).
+        virtual_time: The transport waits for nothing outside this process, so that it may run under trio's autojump
+            clock.
+        patience: Seconds within which something that must happen has happened.
+        quiet: Seconds of watching for something that must not come, beyond the marker that is published behind it. 0
+            where what was there before the marker also arrives before it.
+    """
 
     settles: Settles = Settles.TOGETHER
-    """As `Source.settles`."""
     lease: float | None = None
-    """The shortest lease, in seconds, that `Harness.source` can make; None: a delivery is ours until the link ends."""
     native_delay: bool = True
-    """After `RetryAfter` the message itself comes back. False: a copy of it is published."""
     delays: bool = True
-    """`RetryAfter` is kept. False: it is a `Retry` with a warning (a table without retry_after)."""
     counts: bool = True
-    """The attempt grows with every delivery. False: it stays 1 (a table without attempt)."""
     counts_redeliveries: bool = True
-    """`Delivery.redelivery_count` is the broker's count. False: it is None."""
     counts_at_first: bool = True
-    """The first delivery is counted, as 0. False: its count is None (AMQP: no header section before a redelivery)."""
     counts_detach: bool = False
-    """A delivery that goes back with the detach, unsettled, is counted all the same (RabbitMQ 4.3 classic)."""
     caps: Caps = Caps.EITHER
     least_cap: int = 1
-    """The lowest `max_attempts` that the transport takes."""
     backlog: bool = True
-    """What is published while nobody subscribes arrives later. False: it never does, also not on a new connection."""
     routing: Routing = Routing.SHARE
     twice: bool = True
-    """One broker takes two subscriptions of one name. False: the second is a `LinkRefused` out of `open_runtime`."""
     ordered: bool = True
-    """Messages arrive in the order in which they were published. False: in any order."""
     gives_back: bool = True
-    """`Link.give_back` returns deliveries at once, uncounted. False: they return with the detach."""
     batch: bool = True
-    """A `BatchSubscription` can be made. False: it is a `ValueError` at construction."""
     byte_headers: bool = True
-    """Every header value arrives byte for byte. False: some are refused at `publish`, and then never arrive."""
     retry_header: str = RETRY_HEADER
-    """Where a copy counts (only without `native_delay`)."""
     virtual_time: bool = False
-    """The transport waits for nothing outside this process, so that it may run under trio's autojump clock."""
     patience: float = 10.0
-    """Seconds within which something that must happen has happened."""
     quiet: float = 0.0
-    """Seconds of watching for something that must not come, beyond the marker that is published behind it. 0 where
-    what was there before the marker also arrives before it."""
 
 
 class Harness(ABC):
     """One place where messages are, such as a server, and how brokers, sources and publishers there are made.
 
     Every check asks `prepare` for queues of its own, so that one harness may serve all checks.
+
+    Attributes:
+        capabilities: What the transport can do.
     """
 
     capabilities: Capabilities

@@ -1,4 +1,5 @@
-"""Checks of the life cycle: constructing, threads, time, shutting down, and what is there afterwards (K-10 to K-19)."""
+"""Checks of the life cycle: constructing, threads, time, shutting down, and what is there afterwards."""
+# K-10 to K-19
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from links.testing.trial import EARLY, GOODBYE, MARKER, Recorder, Trial, check
 from settlement import Ack, RetryAfter
 
 AT_MOST = 10.0
-"""Seconds that a shutdown may take, and that a delayed message may be late (C-9.11)."""
+"""Seconds that a shutdown may take, and that a delayed message may be late."""
+# C-9.11
 
 
 @check("K-10", bounded=False)

@@ -1,12 +1,12 @@
-"""Checks of a link itself, through `links.abc` (K-18 is in `life`; K-24, K-25; L-1 to L-6 are this suite's own).
+"""Checks of a link itself, through `links.abc`."""
 
-L-1  `receive` is all or nothing under cancellation
-L-2  `give_back` returns what was never started
-L-3  a lease is kept by `extend`
-L-4  a lost lease is a `LeaseLost` verdict, and changes nothing
-L-5  after `stop` nothing is taken, and what is in hand can be settled
-L-6  a link that ends gives back everything that is unsettled, and nothing else
-"""
+# K-18 is in `life`; K-24, K-25; these are this suite's own:
+# L-1  `receive` is all or nothing under cancellation
+# L-2  `give_back` returns what was never started
+# L-3  a lease is kept by `extend`
+# L-4  a lost lease is a `LeaseLost` verdict, and changes nothing
+# L-5  after `stop` nothing is taken, and what is in hand can be settled
+# L-6  a link that ends gives back everything that is unsettled, and nothing else
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Checks of settlement and retries, as a user sees them (K-15, K-21 to K-26, K-30 to K-34)."""
+"""Checks of settlement and retries, as a user sees them."""
+# K-15, K-21 to K-26, K-30 to K-34
 
 from __future__ import annotations
 

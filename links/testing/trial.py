@@ -217,16 +217,21 @@ class Recorder:
 
 @attrs.frozen
 class Check:
-    """One check. `await check(harness)` runs it; raises `ConformanceError`."""
+    """One check. `await check(harness)` runs it; raises `ConformanceError`.
+
+    Attributes:
+        name: For reports.
+        rules: The rules that it holds a transport to.
+        says: The promise, in a sentence.
+        function: Runs it.
+        bounded: May it be cut off? Not where it waits for a thread, which an autojump clock does not see.
+    """
 
     name: str
     rules: tuple[str, ...]
-    """The rules that it holds a transport to."""
     says: str
-    """The promise, in a sentence."""
     function: Callable[[Trial], Awaitable[None]]
     bounded: bool
-    """May it be cut off? Not where it waits for a thread, which an autojump clock does not see."""
 
     def __str__(self) -> str:
         return f"{'+'.join(self.rules)}-{self.name}"
