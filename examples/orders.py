@@ -291,7 +291,11 @@ async def run(folder: Path, orders: Path, say: Callable[[str], None], show: Call
 def main(arguments: Sequence[str]) -> int:
     """Read the arguments, show progress, return the exit code."""
     here = Path(__file__).parent
-    parser = argparse.ArgumentParser(prog="examples/run", description="A small order service on a SQLite queue.")
+    parser = argparse.ArgumentParser(
+        prog="examples/run",
+        description="A small order service on a SQLite queue.",
+        epilog="The other examples: examples/run sigterm, examples/run amqp_orders; each has a --help of its own.",
+    )
     parser.add_argument("--folder", type=Path, default=here.parent / ".run", help="where the queue is kept")
     parser.add_argument("--orders", type=Path, default=here / "orders.jsonl", help="the file of orders")
     parser.add_argument("--fresh", action="store_true", help="throw the queue of earlier runs away first")

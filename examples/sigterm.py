@@ -12,10 +12,12 @@ that it prints>`.
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sqlite3
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -47,7 +49,7 @@ async def listen(runtime: Runtime, everything: trio.CancelScope) -> None:
                 runtime.drain()
 
 
-async def main(folder: Path) -> int:
+async def run(folder: Path) -> int:
     """Serve until a signal comes."""
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "jobs.db"
@@ -70,5 +72,15 @@ async def main(folder: Path) -> int:
     return 0 if ledger.balanced else 1
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Read the arguments; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="examples/run sigterm", description="A graceful stop: SIGTERM or Ctrl-C drains, a second one drops."
+    )
+    default = Path(__file__).parent.parent / ".run"
+    parser.add_argument("folder", nargs="?", type=Path, default=default, help="where its queue table is kept")
+    return trio.run(run, parser.parse_args(arguments).folder)
+
+
 if __name__ == "__main__":
-    sys.exit(trio.run(main, Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / ".run")))
+    sys.exit(main(sys.argv[1:]))

@@ -202,6 +202,31 @@ def test_a_second_signal_drops(tmp_path: Path, running: Callable[..., subprocess
         assert connection.execute("SELECT count(*) FROM jobs WHERE locked_until IS NOT NULL").fetchone() == (0,)
 
 
+@pytest.mark.parametrize(("name", "said"), [("orders", "--fresh"), ("sigterm", "folder"), ("amqp_orders", "--url")])
+def test_an_example_helps(name: str, said: str) -> None:
+    """`examples/run NAME --help` says what it does and what it takes, and does nothing else."""
+    if name.startswith("amqp"):
+        pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+    process = start("--help", program=ROOT / "examples" / f"{name}.py")
+
+    out, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert out.startswith("usage: examples/run")
+    assert said in out
+
+
+def test_a_name_that_no_example_has_is_answered_by_those_that_there_are() -> None:
+    """A typing error is said at once, before anything is installed or run."""
+    ran = subprocess.run(
+        [ROOT / "examples" / "run", "sigtrem"], check=False, capture_output=True, text=True, timeout=30
+    )
+
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("no example is named sigtrem; there are: ")
+    assert ran.stderr.split()[-3:] == ["examples/amqp_orders.py", "examples/orders.py", "examples/sigterm.py"]
+
+
 def test_the_commands_can_be_called() -> None:
     """What README tells to type is executable."""
     assert all(os.access(ROOT / command, os.X_OK) for command in ("examples/run", "tests/run", "benchmarks/run"))
