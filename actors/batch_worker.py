@@ -15,7 +15,7 @@ from actors.backlog import Backlog
 from actors.events import log
 from actors.subscription import BatchSubscription
 from actors.worker import ACK, Ended, Worker
-from links.abc import Order, Received
+from links.abc import Received
 from settlement.delivery import Delivery
 from settlement.outcomes import Retry, is_outcome, no_outcome
 from settlement.policy import Ending
@@ -28,14 +28,14 @@ class BatchWorker(Worker):
 
     _subscription: BatchSubscription[Any]
 
-    async def run(self, backlog: Backlog, orders: trio.MemorySendChannel[Order]) -> None:
+    async def run(self, backlog: Backlog, wake: trio.MemorySendChannel[None]) -> None:
         """As `Worker.run`."""
-        with orders:
+        with wake:
             while batch := await self._gather(backlog):
                 if self._drain.requested.is_set():
                     await self._give_back(batch)
                 else:
-                    await self._handle([received for received in batch if self._ours(received)], orders)
+                    await self._handle([received for received in batch if self._ours(received)], wake)
 
     async def _gather(self, backlog: Backlog) -> list[Received[Any]]:
         """A batch; empty when the backlog has ended. Cancellation: the life books what was gathered."""
@@ -51,7 +51,7 @@ class BatchWorker(Worker):
                 batch.append(received)
         return batch
 
-    async def _handle(self, batch: list[Received[Any]], orders: trio.MemorySendChannel[Order]) -> None:
+    async def _handle(self, batch: list[Received[Any]], wake: trio.MemorySendChannel[None]) -> None:
         readable: list[tuple[Received[Any], Delivery[Any]]] = []
         spoiled: list[Ended] = []
         for received in batch:
@@ -61,7 +61,7 @@ class BatchWorker(Worker):
             else:
                 readable.append((received, delivery))
         if spoiled:
-            await self._carry_out(spoiled, orders)
+            await self._carry_out(spoiled, wake)
             if self._drain.requested.is_set():  # it began meanwhile
                 await self._give_back([received for received, _ in readable])
                 return
@@ -74,7 +74,7 @@ class BatchWorker(Worker):
             await self._give_back(held)  # cancelled, by one lost lease it may be: the others go back at once
             return
         result, failure = called
-        await self._carry_out(self._endings(held, result, failure), orders)
+        await self._carry_out(self._endings(held, result, failure), wake)
 
     def _endings(self, held: list[Received[Any]], result: object, failure: Exception | None) -> list[Ended]:
         """One ending for each element; a failure is answered for those that it is about. Raises as a worker."""

@@ -1,7 +1,7 @@
 """The steps before a verb: a task of its own walks them, while lease and place of the delivery are kept.
 
-Owns the delivery's second cancel scope, which the lease keeper may cancel. Tells the settler by `Order`, through a
-sender of its own. A drain cuts a wait short; it gives a publish one last try, then says the plan's `instead`.
+Owns the delivery's second cancel scope, which the lease keeper may cancel. Tells the settler by `order`, with a
+wake of its own. A drain cuts a wait short; it gives a publish one last try, then says the plan's `instead`.
 Cancelled, nothing is said: the delivery is unsettled, a letter may have been published twice.
 """
 
@@ -66,9 +66,9 @@ class BeforeSteps:
         self.scope.cancel()
         return True
 
-    async def run(self, orders: trio.MemorySendChannel[Order]) -> None:
+    async def run(self, wake: trio.MemorySendChannel[None]) -> None:
         """Walk, then order. Raises, where verbs are said alone, what ends the life."""
-        with orders:
+        with wake:
             plan: Plan[Any] | None = None
             with self.scope:
                 plan = await self._walk()
@@ -80,7 +80,7 @@ class BeforeSteps:
             elif self.settler.alone:
                 await self.settler.say([Order(self.received, plan)])
             else:
-                orders.send_nowait(Order(self.received, plan))
+                self.settler.order(Order(self.received, plan), wake)
 
     async def _walk(self) -> Plan[Any] | None:
         """The plan whose verb is to be said; None where the lease has lapsed before a letter was published."""

@@ -32,7 +32,7 @@ from actors.restarts import backoff
 from actors.settler import Settler
 from actors.subscription import AnySubscription, BatchSubscription
 from actors.worker import SingleWorker, Tools, Worker
-from links.abc import Link, Order, Received, Settles
+from links.abc import Link, Received, Settles
 from links.errors import CallBroken, LinkBroken
 from settlement.ledger import Line
 from settlement.plans import Plan
@@ -118,7 +118,7 @@ class LinkLife:
         subscription, concurrency = self.subscription, self.subscription.concurrency
         make = BatchWorker if isinstance(subscription, BatchSubscription) else SingleWorker
         backlog = Backlog(spreads=self._link.spreads)
-        ordering, orders = trio.open_memory_channel[Order](math.inf)
+        waking, wakes = trio.open_memory_channel[None](math.inf)
         saying, said = trio.open_memory_channel[Said](math.inf)
         self._settler = Settler(
             self._link,
@@ -140,14 +140,14 @@ class LinkLife:
             self._give_back,
         )
         # receive ends are closed when every task is gone, so that no hand-over meets a broken channel
-        with orders, said:
+        with wakes, said:
             async with trio.open_nursery() as self._nursery:
-                with ordering:
+                with waking:
                     for _ in range(concurrency):
                         worker = make(tools)
                         self._workers.append(worker)
-                        self._nursery.start_soon(worker.run, backlog, ordering.clone())
-                self._nursery.start_soon(self._settler.run, orders.clone())
+                        self._nursery.start_soon(worker.run, backlog, waking.clone())
+                self._nursery.start_soon(self._settler.run, wakes.clone())
                 if self._link.proves:
                     self._nursery.start_soon(Prover(self._link, self.in_flight).run, said.clone())
                 await self._take(backlog, worked)
@@ -195,7 +195,7 @@ class LinkLife:
                     log.warning("%s: %d deliveries were not given back: %s", name, len(ours), error)
         self.in_flight.free(unsettled)
 
-    def _walk(self, received: Received[Any], plan: Plan[Any], orders: trio.MemorySendChannel[Order]) -> None:
+    def _walk(self, received: Received[Any], plan: Plan[Any], wake: trio.MemorySendChannel[None]) -> None:
         """Start the before-steps of a delivery, which hold it from now on."""
         steps = BeforeSteps(
             received, plan, self.in_flight, self._keeper, self._settler, self.letterbox, self.books, self.drain
@@ -204,12 +204,12 @@ class LinkLife:
             self.in_flight.open[received] = steps
         else:  # lost in this moment: the walk finds itself cancelled
             steps.scope.cancel()
-        self._nursery.start_soon(self._walked, steps, orders.clone())
+        self._nursery.start_soon(self._walked, steps, wake.clone())
 
-    async def _walked(self, steps: BeforeSteps, orders: trio.MemorySendChannel[Order]) -> None:
+    async def _walked(self, steps: BeforeSteps, wake: trio.MemorySendChannel[None]) -> None:
         self._walks.add(steps)
         try:
-            await steps.run(orders)
+            await steps.run(wake)
         finally:
             self._walks.remove(steps)
 

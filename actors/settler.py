@@ -1,10 +1,11 @@
 """Says the verbs of one life.
 
-Owns nothing: what is with the link stands in `InFlight`. Hears orders from workers and before-steps; takes one and then
-all that is ready. Where verbs are said alone there is nothing to take together, and workers say them by a plain call.
-Tells `InFlight` what was said, hands owed copies over, tells the prover what must be proved before it is booked, and
-the repeater what was not applied. Cancelled while a settlement is on the wire, its orders stay *with the link*, and the
-life books them as unknown.
+Owns the orders that are ready; what is with the link stands in `InFlight`. Hears workers and before-steps, by `order`:
+a channel carries one wake for all that is ready then, since a hand-over for each would cost more than the verb, and its
+end says that nobody orders any more. Where verbs are said alone there is nothing to take together, and workers say them
+by a plain call. Tells `InFlight` what was said, hands owed copies over, tells the prover what must be proved before it
+is booked, and the repeater what was not applied. Cancelled while a settlement is on the wire, its orders stay *with the
+link*, and the life books them as unknown.
 """
 
 from __future__ import annotations
@@ -52,21 +53,24 @@ class Settler:
         self._books = books
         self._said = said
         self._serial = serial
+        self._ready: list[Order] = []
+        """Ordered, and not taken yet: behind the first one a wake is in the channel."""
         self._repeater = Repeater(self.say, in_flight, books, drain)
 
-    async def run(self, orders: trio.MemoryReceiveChannel[Order]) -> None:
+    def order(self, order: Order, wake: trio.MemorySendChannel[None]) -> None:
+        """Have this verb said with all that is ready then; never waits. `wake`: the caller's own end of the channel."""
+        if not self._ready:
+            wake.send_nowait(None)
+        self._ready.append(order)
+
+    async def run(self, wakes: trio.MemoryReceiveChannel[None]) -> None:
         """Until the last sender has closed, and nothing waits to be said again. Raises what ends the life."""
-        with orders, self._said:
+        with wakes, self._said:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._repeater.run)
-                async for first in orders:
-                    batch = [first]
-                    try:
-                        while True:
-                            batch.append(orders.receive_nowait())
-                    except (trio.WouldBlock, trio.EndOfChannel):
-                        pass
-                    await self.say(batch)
+                async for _ in wakes:
+                    ready, self._ready = self._ready, []
+                    await self.say(ready)
                 self._repeater.close()
 
     async def say(self, orders: Sequence[Order]) -> None:

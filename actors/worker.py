@@ -4,7 +4,7 @@ Owns the cancel scope in which handlers run: the end of grace cancels it, a lost
 delivery is somebody else's. Where verbs are said together, one scope serves one delivery after the other, since a scope
 costs more than all else here; who cancels a delivery cancels it only while it is the worker's current one, and the
 worker goes on in a new scope. Hears received deliveries from the backlog, one at a time, and parks only when that is
-empty. Tells the settler by `Order`; where a plan has steps before its verb, a before-step task; where it has steps
+empty. Tells the settler by `order`; where a plan has steps before its verb, a before-step task; where it has steps
 after, it takes room among the copies first. Cancelled from outside, it says nothing: the delivery is left unsettled,
 and the life books it.
 """
@@ -60,7 +60,7 @@ class Tools:
     keeper: LeaseKeeper | None
     settler: Settler
     drain: Drain
-    walk: Callable[[Received[Any], Plan[Any], trio.MemorySendChannel[Order]], None]
+    walk: Callable[[Received[Any], Plan[Any], trio.MemorySendChannel[None]], None]
     give_back: Callable[[Sequence[Received[Any]]], Awaitable[None]]
 
 
@@ -102,7 +102,7 @@ class Worker:
         self._cancelled = False
         """The present scope was cancelled."""
 
-    async def run(self, backlog: Backlog, orders: trio.MemorySendChannel[Order]) -> None:
+    async def run(self, backlog: Backlog, wake: trio.MemorySendChannel[None]) -> None:
         """Until the backlog has ended. Raises `HandlerFailed`, and where verbs are said alone what ends the life."""
         raise NotImplementedError
 
@@ -173,7 +173,7 @@ class Worker:
         log.error("%s: delivery %s %s, answered %s", name, ids(deliveries), what, said, exc_info=error)
         return answers
 
-    async def _carry_out(self, batch: Sequence[Ended], orders: trio.MemorySendChannel[Order]) -> None:
+    async def _carry_out(self, batch: Sequence[Ended], wake: trio.MemorySendChannel[None]) -> None:
         """Have these endings decided, and order what is to be said: by one call where verbs are said alone.
 
         At concurrency 1 it waits until each verb was said, or its delivery is held. Cancellation: what was
@@ -189,7 +189,7 @@ class Worker:
                 waits = isinstance(plan.before[0], Wait)
                 if waits and not await self._has_room(received, self._in_flight.hold):
                     continue
-                self._walk(received, plan, orders)
+                self._walk(received, plan, wake)
                 if self._serial and not waits:
                     slots.append(self._in_flight.slot(received))
                 continue
@@ -203,7 +203,7 @@ class Worker:
             if self._settler.alone:
                 alone.append(order)
             else:
-                orders.send_nowait(order)
+                self._settler.order(order, wake)
         if alone:
             await self._settler.say(alone)
         for slot in slots:
@@ -307,20 +307,20 @@ class SingleWorker(Worker):
         super().__init__(tools)
         self._handler = self._in_time(self._subscription.handler)
 
-    async def run(self, backlog: Backlog, orders: trio.MemorySendChannel[Order]) -> None:
+    async def run(self, backlog: Backlog, wake: trio.MemorySendChannel[None]) -> None:
         """As `Worker.run`."""
-        with orders:
+        with wake:
             received = await backlog.until_ready()
             while received is not None:
                 following: Received[Any] | None = None
                 if self._drain.requested.is_set():
                     await self._give_back([received])
                 elif self._ours(received):
-                    following = await self._handle(received, backlog, orders)
+                    following = await self._handle(received, backlog, wake)
                 received = following or backlog.take() or await backlog.until_ready()
 
     async def _handle(
-        self, received: Received[Any], backlog: Backlog, orders: trio.MemorySendChannel[Order]
+        self, received: Received[Any], backlog: Backlog, wake: trio.MemorySendChannel[None]
     ) -> Received[Any] | None:
         """Handle this one, and in the same scope those after it, while an order is all that each of them needs.
 
@@ -352,7 +352,7 @@ class SingleWorker(Worker):
                 plan = decide(ending, received.delivery, policy)
                 if not (together and plan.plain):
                     break
-                orders.send_nowait(Order(received, plan))
+                self._settler.order(Order(received, plan), wake)
                 self._current = ()
                 following = backlog.take() or await backlog.until_ready()
                 if following is None or drain.is_set():
@@ -362,10 +362,10 @@ class SingleWorker(Worker):
                 received = following
                 delivery = self._decoded(received)
         if isinstance(delivery, Ended):
-            await self._carry_out([delivery], orders)
+            await self._carry_out([delivery], wake)
         elif self._current:  # else the grace ended while it waited for the next one
             self._current = ()
-            await self._finish(received, await self._counts(called, [received]), plan, orders)
+            await self._finish(received, await self._counts(called, [received]), plan, wake)
         return None
 
     async def _finish(
@@ -373,7 +373,7 @@ class SingleWorker(Worker):
         received: Received[Any],
         called: tuple[object, Exception | None] | None,
         plan: Plan[Any] | None,
-        orders: trio.MemorySendChannel[Order],
+        wake: trio.MemorySendChannel[None],
     ) -> None:
         if called is None:
             self._in_flight.leave(received)
@@ -386,4 +386,4 @@ class SingleWorker(Worker):
         else:
             (answer,) = self._answered_by(self._policy.failed, [received.delivery], failure)
             ended = Ended(received, answer, failure)
-        await self._carry_out([ended], orders)
+        await self._carry_out([ended], wake)
