@@ -1,22 +1,23 @@
-"""What each answer of a handler means on a `MemoryBroker`: a table that was typed by hand, and no code of ours.
+"""What each answer of a handler means: rules that were typed by hand, and no code of ours.
 
-It stands beside `settlement.memory` and `settlement.policy`, which decide the same, so that a test can hold what was
-decided, said and booked against what the handler really answered. It imports values from there, never a decision.
+They stand beside `settlement.memory`, `settlement.amqp` and `settlement.policy`, which decide the same, so that a test
+can hold what was decided, said and booked against what the handler really answered. Values are imported from there,
+never a decision. What a transport has of its own (how a retry is said) its world adds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from enum import Enum
+from typing import Any, ClassVar, TypeAlias, cast
 
 import attrs
 import trio
 
 from settlement import Ack, DeadLetter, Drop, FailFast, Retry, RetryAfter
 from settlement.ledger import Line
-from settlement.memory import Accept, PutBack, Reject, Verb
 
-__all__ = ["CUT", "Call", "Cut", "Ending", "Fate", "Rules", "is_cut"]
+__all__ = ["CUT", "Call", "Cut", "Ending", "Fate", "Rules", "Say", "is_cut"]
 
 
 class Cut:
@@ -30,57 +31,36 @@ CUT = Cut()
 Ending: TypeAlias = Ack | Retry | RetryAfter | Drop | DeadLetter | FailFast | Cut
 
 
+class Say(Enum):
+    """What a broker hears: two verbs that finish a message, and one that puts it back."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    BACK = "put back"
+
+
 @attrs.frozen
 class Fate:
-    """What must become of one delivery."""
+    """What must become of one delivery. `before`, `after`: what is published, `copy` or `dead`; and is there a wait?"""
 
     line: Line
-    verb: Verb
-    letter: bool = False
-    """A dead letter is published before the verb; where that fails until a drain's end, it is put back instead."""
-    copy: bool = False
-    """A copy is published after the verb."""
+    verb: object
+    """None: nothing is said."""
+    before: str = ""
+    """Published in front of the verb; where that fails until a drain's end, it is put back instead."""
+    after: str = ""
+    waits: bool = False
 
-
-# the answer | is a retry below the cap (or is there none), above it with a dead letter, without | delays | becomes
-TABLE: Mapping[tuple[str, str, str], Fate] = {
-    ("Ack", "below", "native"): Fate(Line.ACKED, Accept()),
-    ("Ack", "below", "copies"): Fate(Line.ACKED, Accept()),
-    ("Ack", "last, dead letter", "native"): Fate(Line.ACKED, Accept()),
-    ("Ack", "last, dead letter", "copies"): Fate(Line.ACKED, Accept()),
-    ("Ack", "last", "native"): Fate(Line.ACKED, Accept()),
-    ("Ack", "last", "copies"): Fate(Line.ACKED, Accept()),
-    ("Drop", "below", "native"): Fate(Line.DROPPED, Reject()),
-    ("Drop", "below", "copies"): Fate(Line.DROPPED, Reject()),
-    ("Drop", "last, dead letter", "native"): Fate(Line.DROPPED, Reject()),
-    ("Drop", "last, dead letter", "copies"): Fate(Line.DROPPED, Reject()),
-    ("Drop", "last", "native"): Fate(Line.DROPPED, Reject()),
-    ("Drop", "last", "copies"): Fate(Line.DROPPED, Reject()),
-    ("Retry", "below", "native"): Fate(Line.RETRIED, PutBack()),
-    ("Retry", "below", "copies"): Fate(Line.RETRIED, PutBack()),
-    ("Retry", "last, dead letter", "native"): Fate(Line.DEAD_LETTERED, Accept(), letter=True),
-    ("Retry", "last, dead letter", "copies"): Fate(Line.DEAD_LETTERED, Accept(), letter=True),
-    ("Retry", "last", "native"): Fate(Line.DROPPED, Reject()),
-    ("Retry", "last", "copies"): Fate(Line.DROPPED, Reject()),
-    ("RetryAfter", "below", "native"): Fate(Line.DELAYED, PutBack()),  # and its delay
-    ("RetryAfter", "below", "copies"): Fate(Line.DELAYED, Reject(), copy=True),
-    ("RetryAfter", "last, dead letter", "native"): Fate(Line.DEAD_LETTERED, Accept(), letter=True),
-    ("RetryAfter", "last, dead letter", "copies"): Fate(Line.DEAD_LETTERED, Accept(), letter=True),
-    ("RetryAfter", "last", "native"): Fate(Line.DROPPED, Reject()),
-    ("RetryAfter", "last", "copies"): Fate(Line.DROPPED, Reject()),
-    ("DeadLetter", "below", "native"): Fate(Line.DEAD_LETTERED, Accept(), letter=True),
-    ("DeadLetter", "below", "copies"): Fate(Line.DEAD_LETTERED, Accept(), letter=True),
-    ("DeadLetter", "last, dead letter", "native"): Fate(Line.DEAD_LETTERED, Accept(), letter=True),
-    ("DeadLetter", "last, dead letter", "copies"): Fate(Line.DEAD_LETTERED, Accept(), letter=True),
-}
+    def publishes(self, what: str) -> bool:
+        """Does it publish a `copy`, a `dead` letter?"""
+        return what in (self.before, self.after)
 
 
 @attrs.define(eq=False)
 class Call:
-    """One call of a handler, and what it really answered."""
+    """One call of a handler, with so many deliveries, and what it really answered."""
 
-    which: tuple[tuple[str, int], ...]
-    """Id and attempt, which together name a hand-over that a handler is called for."""
+    count: int
     result: object = None
     failure: BaseException | None = None
     cut: bool = False
@@ -91,9 +71,16 @@ class Call:
 class Rules:
     """What a subscription was told, in the test's own words."""
 
+    accept: ClassVar[object]
+    reject: ClassVar[object]
+    back: ClassVar[object]
+    """The verbs of the transport; the last one without a delay."""
+
     cap: int | None = None
     dead: bool = False
-    copies: bool = False
+    delays: str = "native"
+    """copies, native, hold or scheduled."""
+    at_most_once: bool = False
     on_error: Any = None
     failures: Mapping[type[Exception], Ending] = {}
     bad: bytes | None = None
@@ -108,12 +95,11 @@ class Rules:
 
     def endings(self, call: Call) -> Sequence[Ending]:
         """What the call means, for each of its deliveries."""
-        count = len(call.which)
+        count, result = call.count, call.result
         if call.cut:
             return [CUT] * count
         if call.failure is not None:
             return [self._failed(call.failure)] * count
-        result = call.result
         if not isinstance(result, list):
             return [self._ending(result)] * count
         results = cast("list[object]", result)
@@ -134,18 +120,33 @@ class Rules:
         ending: Ending = found
         return ending
 
-    def fate(self, ending: Ending, attempt: int) -> Fate:
-        """What the ending of a delivery of this attempt must become."""
-        if self.cap is None:
-            turn = "last, dead letter" if self.dead else "below"
-        elif attempt < self.cap:
-            turn = "below"
-        else:
-            turn = "last, dead letter" if self.dead else "last"
-        fate = TABLE[type(ending).__name__, turn, "copies" if self.copies else "native"]
-        if isinstance(ending, RetryAfter) and isinstance(fate.verb, PutBack):
-            return attrs.evolve(fate, verb=PutBack(ending.delay))
-        return fate
+    def becomes(self, ending: Ending, attempt: int, *, counted: bool) -> Fate:
+        """What the ending of a delivery of this attempt must become. `counted`: by the broker."""
+        last = self.cap is not None and attempt >= self.cap
+        retried = isinstance(ending, Retry | RetryAfter)
+        if isinstance(ending, DeadLetter) or (retried and self.dead and (last or self.cap is None)):
+            if self.at_most_once:
+                return Fate(Line.DEAD_LETTERED, None, after="dead")
+            return Fate(Line.DEAD_LETTERED, self.accept, before="dead")
+        if retried and not last:
+            counted = counted or self.cap is None
+            return self.later(ending.delay, counted) if isinstance(ending, RetryAfter) else self.again(counted)
+        if self.at_most_once:
+            return Fate(Line.REFUSED, None)
+        return Fate(Line.ACKED, self.accept) if isinstance(ending, Ack) else Fate(Line.DROPPED, self.reject)
+
+    def again(self, counted: bool) -> Fate:
+        """A retry below the cap."""
+        raise NotImplementedError
+
+    def later(self, delay: float, counted: bool) -> Fate:
+        """One with a delay."""
+        raise NotImplementedError
+
+    def says(self, verb: object) -> Say | None:
+        """What the broker hears of it; None: nothing."""
+        heard = {type(self.accept): Say.ACCEPTED, type(self.reject): Say.REJECTED, type(self.back): Say.BACK}
+        return heard.get(type(verb))
 
 
 def is_cut(rules: Rules) -> bool:

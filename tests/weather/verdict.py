@@ -1,4 +1,4 @@
-"""What must be true of a run on an `EmbeddedBroker` at its end: the invariants of tests/weather/amqp_story.py."""
+"""What must be true of a run at its end, on any transport: the invariants of tests/weather/story.py."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections import Counter
 
 import attrs
 
-from links.amqp.events import State
 from settlement import DeadLetter, Outcome
 from settlement.ledger import Line
-from tests.weather.amqp_fates import state_of
-from tests.weather.amqp_story import AmqpStory, HandOver, publishes
-from tests.weather.story import SAID, Consumer
+from tests.weather.fates import Say
+from tests.weather.story import SAID, Consumer, HandOver, Story
 
 __all__ = ["Verdict", "judge"]
 
@@ -26,33 +24,33 @@ class Verdict:
     """Messages that there are too many, all together."""
     vanished: int
     """Messages that are gone (each is counted as lost)."""
+    lost: int
+    """What the books say of that."""
 
 
-def judge(story: AmqpStory, *, graveyard: str | None = None) -> Verdict:
-    """Raise `AssertionError` for what does not hold. `graveyard`: where the broker puts what is rejected."""
+def judge(story: Story) -> Verdict:
+    """Raise `AssertionError` for what does not hold."""
     assert not story.wrong, "\n".join(story.wrong)
-    queue = story.broker.store.queue(story.queue)
-    assert (len(queue), len(queue.delayed), queue.unsettled) == (0, 0, 0), "the queue is not empty"
+    story.judge_broker()
     for each in story.handed:
         _judge_ends(story, each)
-    finished = Counter(each.message for each in story.handed if each.said in (State.ACCEPTED, State.REJECTED))
+    finished = Counter(each.message for each in story.handed if each.said in (Say.ACCEPTED, Say.REJECTED))
     assert set(finished.values()) <= {1}
     assert len(finished) == len(story.stored[story.queue])
-    if graveyard is not None:
-        rejected = Counter(each.name for each in story.handed if each.said is State.REJECTED)
-        assert Counter(story.stored[graveyard]) == rejected, "the broker's own dead letters"
     doubled, vanished = _judge_counts(story)
-    assert vanished <= sum(consumer.folded.lost for consumer in story.consumers), f"{vanished} messages are gone"
+    lost = sum(consumer.folded.lost for consumer in story.consumers)
+    assert vanished <= lost, f"{vanished} messages are gone, {lost} are counted as lost"
     for consumer in story.consumers:
         _judge_books(story, consumer)
-    return Verdict(Counter(each.name for each in story.handed if each.calls), doubled, vanished)
+    return Verdict(Counter(each.name for each in story.handed if each.calls), doubled, vanished, lost)
 
 
-def _judge_ends(story: AmqpStory, it: HandOver) -> None:
-    """1: the two sides of one hand-over."""
+def _judge_ends(story: Story, it: HandOver) -> None:
+    """1 and 8: the two sides of one hand-over."""
     assert (it.said is None) == bool(it.returned), f"neither said nor back, or both: {it}"
     if it.by is None:
-        assert it.said is None or story.at_most_once, f"said, and nobody has taken it: {it}"
+        assert not story.exact, f"delivered, and not taken: {it}"
+        assert it.said is None or story.at_most_once or it.taken_back, f"said, and nobody has taken it: {it}"
         return
     fate = it.fate
     assert it.line is not None, f"not booked: {it}"
@@ -60,34 +58,40 @@ def _judge_ends(story: AmqpStory, it: HandOver) -> None:
         assert fate is not None, f"answered, and no plan was made: {it}"
     if it.line in SAID:
         assert fate is not None, f"{it.line} without a plan: {it}"
-        assert it.line is fate.line or (it.line is Line.RETRIED and fate.before), f"booked something else: {it}"
-        right = State.MODIFIED if it.line is not fate.line else state_of(fate.verb)
-        both = fate.line is it.line is Line.RETRIED and fate.before and it.said is State.MODIFIED
-        assert story.at_most_once or it.said is right or both, f"booked, and something else was said: {it}"
+        right = [(fate.line, it.rules.says(fate.verb)), *[(Line.RETRIED, Say.BACK)] * bool(fate.before)]
+        assert story.at_most_once or (it.line, it.said) in right, f"booked, and something else was said: {it}"
+        assert it.line in [line for line, _ in right], f"booked something else: {it}"
     elif it.line is Line.UNKNOWN:
         assert fate is not None, f"unknown without an order: {it}"
         assert fate.verb is not None, f"unknown without a verb: {it}"
+    elif it.line is Line.SUPERSEDED:
+        assert it.taken_back or story.exact, f"superseded, and nobody took it: {it}"
+        assert it.said is None or it.taken_back, f"said, and booked as superseded: {it}"
     else:
         assert it.line is (Line.REFUSED if story.at_most_once else Line.UNSETTLED), f"{it}"
-        assert it.said is None or story.at_most_once, f"said, and not booked so: {it}"
+        assert it.said is None or story.at_most_once or it.taken_back, f"said, and not booked so: {it}"
 
 
-def _judge_counts(story: AmqpStory) -> tuple[int, int]:
+def _judge_counts(story: Story) -> tuple[int, int]:
     """2 and 3: what was published, and why; how many are too many, and how many are gone."""
     doubled = vanished = 0
     for what, address in (("copy", story.queue), ("dead", story.dead)):
         due, may, keeps = Counter[bytes](), Counter[bytes](), Counter[bytes]()
         for each in story.handed:
-            if each.fate is None or not publishes(each, what):
+            if each.fate is None or not each.publishes(what):
                 continue
+            ours = each.line is not Line.SUPERSEDED
             if each.fate.before:
-                gone = each.said is State.ACCEPTED
+                gone = each.said is Say.ACCEPTED and ours
                 keeps[each.name] += gone
             elif story.at_most_once:
-                gone = each.said is State.ACCEPTED and each.line is each.fate.line
+                gone = each.said is Say.ACCEPTED and each.line is each.fate.line
             else:
-                gone = each.said is State.REJECTED
-            (due if gone else may)[each.name] += 1
+                gone = each.said is Say.REJECTED and ours
+            if gone:
+                due[each.name] += 1
+            elif each.fate.before or each.line is Line.UNKNOWN:
+                may[each.name] += 1
         stored, sent = Counter(story.stored[address]), story.sent[address]
         for name in dict.fromkeys([*stored, *due, *sent]):
             told = sent.get(name, "")
@@ -102,13 +106,15 @@ def _judge_counts(story: AmqpStory) -> tuple[int, int]:
             count = story.stored[address].count(name)
             assert count in {"confirmed": (1,), "refused": (0,), "unknown": (0, 1)}[told], f"{name!r}: {told}, {count}"
     confirmed = {name for name, told in story.sent[story.queue].items() if told == "confirmed"}
-    for published in story.published.values():
+    for published in story.published:
         came = [name for name in dict.fromkeys(story.stored[story.queue]) if name in confirmed.intersection(published)]
         assert came == [name for name in published if name in confirmed], f"published {published}, came {came}"
+    there = len(story.stored[story.queue]) - len(confirmed) + len(story.stored[story.dead]) * story.at_most_once
+    assert sum(each.folded.published for each in story.consumers) <= there, "copies booked that are not there"
     return doubled, vanished
 
 
-def _judge_books(story: AmqpStory, consumer: Consumer) -> None:
+def _judge_books(story: Story, consumer: Consumer) -> None:
     """4: they balance, and say what happened."""
     ledger = story.ledgers[consumer.name]
     assert ledger.balanced, f"{ledger.deliveries}; {ledger.copies}"
