@@ -14,8 +14,9 @@ from actors.before_steps import BeforeSteps
 from actors.in_flight import InFlight
 from actors.repeater import Repeater
 from settlement.ledger import Line
+from tests.weather.scenario import draw
 from tests.weather.schedule import dice_of
-from tests.weather.weather import draw, weather
+from tests.weather.weather import weather
 from tests.weather.world import World
 
 __all__ = ["MISTAKES", "named", "noticed"]

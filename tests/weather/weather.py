@@ -1,4 +1,4 @@
-"""Draws a scenario from a seed (subscriptions, handlers of some temper, weather, an end) and plays it in a world.
+"""Plays a scenario in a world: handlers of some temper, publishers, a storm, lives that compete, and one that finishes.
 
 The same for each transport; what differs is the world's (tests/weather/world.py).
 """
@@ -22,12 +22,13 @@ from settlement import Ack, DeadLetter, Delivery, Drop, FailFast, Ledger, Outcom
 from settlement.groups import leaves
 from settlement.ledger import Line
 from settlement.plans import CapReached
+from tests.weather.scenario import Scenario, draw
 from tests.weather.schedule import dice_of, same_schedule
 from tests.weather.story import Consumer, watched_places
 from tests.weather.verdict import Verdict, judge
 from tests.weather.world import ELSEWHERE, World
 
-__all__ = ["Scenario", "draw", "run_seed", "weather"]
+__all__ = ["run_seed", "weather"]
 
 
 class Oops(Exception):
@@ -36,78 +37,6 @@ class Oops(Exception):
 
 class Boom(Exception):
     """What a block raises."""
-
-
-@attrs.frozen
-class Scenario:
-    """One draw; its repr is all there is to know."""
-
-    options: Any
-    """Of the world."""
-    concurrency: int
-    size: int
-    within: float | None
-    cap: int | None
-    dead: str
-    """`none`, `here`, or `abroad`."""
-    on_error: object
-    decoding: bool
-    subscriptions: int
-    runtimes: int
-    messages: int
-    faults: tuple[tuple[float, str], ...]
-    early: bool
-    """The weather begins before the start-up is complete."""
-    temper: str
-    """Of the handlers: `brisk`, `slow`, `wild`, or `stubborn`, who answer although they were cancelled."""
-    end: str
-    """`natural`, `drain`, `cancel`, or `crash`."""
-    end_at: float
-    grace: float
-    goodbye: float
-
-    @property
-    def calm(self) -> bool:
-        """No weather at all."""
-        return not self.faults
-
-
-def draw(dice: Random, world: type[World]) -> Scenario:
-    """A scenario."""
-    choice = dice.choice
-    calm = dice.random() < 0.2
-    span = choice(world.spans)
-    many = dice.randint(1, 12)
-    faults = () if calm else tuple(sorted((dice.uniform(0, span), choice(world.faults)) for _ in range(many)))
-    dead = choice(["none", "none", "here", "here", "abroad"])
-    cap = choice([None, 1, 2, 3, 5])
-    answers: list[object] = [None, Retry(), RetryAfter(3.0), Drop(), Ack(), FailFast()]
-    if dead != "none":
-        answers += [DeadLetter()]
-    on_error = choice(answers)
-    if on_error is None and cap is None and dead == "none":
-        on_error = Retry()
-    subscriptions, runtimes = choice([(1, 1), (1, 1), (1, 1), (2, 1), (1, 2)])
-    return Scenario(
-        options=world.draw(dice),
-        concurrency=choice([1, 1, 2, 3, 5, 8]),
-        size=choice([0, 0, 0, 1, 3, 7]),
-        within=choice([None, None, None, 2.0]),
-        cap=cap,
-        dead=dead,
-        on_error=on_error,
-        decoding=choice([False, True]),
-        subscriptions=subscriptions,
-        runtimes=runtimes,
-        messages=dice.randint(*world.messages),
-        faults=faults,
-        early=dice.random() < world.early,
-        temper=choice(["brisk", "slow", "wild", "stubborn"]),
-        end=choice(["natural", "natural", "drain", "drain", "cancel", "crash"]),
-        end_at=dice.uniform(0, span),
-        grace=choice([0.0, 1.0, 15.0]),
-        goodbye=choice([1.0, 5.0]),
-    )
 
 
 @attrs.frozen
