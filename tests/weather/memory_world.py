@@ -205,8 +205,7 @@ class MemoryWorld(World):
     async def connected(self, goodbye: float) -> AsyncGenerator[None]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(connected(self.main, goodbye=goodbye))
-            if self.dead_store.broker is self.foreign:
-                await stack.enter_async_context(connected(self.foreign, goodbye=goodbye))
+            await stack.enter_async_context(connected(self.foreign, goodbye=goodbye))
             yield
 
     def client(self) -> MemoryBroker:

@@ -1,4 +1,4 @@
-"""Draws a scenario from a seed: subscriptions, handlers of some temper, weather, an end. The same for each transport."""
+"""Draws a scenario from a seed: subscriptions, handlers of some temper, weather, an end; for every transport."""
 
 from __future__ import annotations
 

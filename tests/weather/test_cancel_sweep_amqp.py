@@ -63,11 +63,11 @@ WORDS = ("take_back", "finish")
 @pytest.mark.parametrize("quarter", range(4))
 def test_cancelled_at_every_step(quarter: int, tell: Callable[[str], None]) -> None:
     """A cancellation from outside, whenever it comes, loses nothing, says nothing wrong, and ends in time."""
-    SWEEP.cancelled(sized(fast=47, full=19, long=1), quarter, 4, sized(fast=30, full=80, long=1800), tell)
+    SWEEP.cancelled(sized(fast=47, full=18, long=1), quarter, 4, sized(fast=30, full=80, long=1800), tell)
 
 
 @pytest.mark.skipif(ACTION == "cancel", reason="SETTLEMENT_ACTION asks for another one")
 @pytest.mark.parametrize("action", [ACTION] if ACTION else ["drain", *BREAKS, *WORDS])
 def test_weather_at_every_step(action: str, tell: Callable[[str], None]) -> None:
     """A drain, a cut, a silence, whatever the broker ends or takes back, whenever it comes, loses nothing either."""
-    SWEEP.struck(action, sized(fast=397, full=149, long=3), tell)
+    SWEEP.struck(action, sized(fast=397, full=143, long=3), tell)
