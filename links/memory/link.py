@@ -304,6 +304,6 @@ class MemoryLink(Link[bytes]):
         self.store.wake()
 
     def _leave(self, received: Received[bytes], why: str) -> None:
-        self.forgotten.add(received)
         if self.store.log is not None:
             self.store.log.append(Unsaid(self.store.name, received.delivery.id, why))
+        self.forget(received)  # it goes back at once where its lease has run out already

@@ -1,12 +1,13 @@
 """links.memory and trio's clock: delays, leases, and what is too late."""
 
 import math
+from random import Random
 
 import pytest
 import trio
 import trio.testing
 
-from links.errors import LeaseLost
+from links.errors import LeaseLost, SettlementUnknown
 from links.memory import Delivered, MemoryBroker, Published, Returned, Said, replay
 from settlement import Letter
 from settlement.memory import Accept, PutBack, Reject, Verb
@@ -117,6 +118,20 @@ async def test_a_lapsed_delivery_that_was_given_up_comes_again(autojump_clock: t
         link.forget(late)
         again = await link.receive(1)
         assert (trio.current_time(), bodies(again), again[0].delivery.attempt) == (30.0, [b"late"], 2)
+
+
+async def test_a_settlement_that_breaks_after_the_lease_brings_it_back(autojump_clock: trio.testing.MockClock) -> None:
+    """What was not carried out, on a lease that had run out, is ready at once, for its own link too."""
+    broker = MemoryBroker(dice=Random(2), log=True)  # noqa: S311 -- reproducible
+    broker.fill("q", [b""] * 20)
+    async with broker.connect(), attached(broker.queue("q", lease=5.0)) as link:
+        received = await link.receive(20)
+        await trio.sleep(6.0)
+        broker.break_calls("q")
+        assert kinds(await link.settle(orders(received))) == [SettlementUnknown] * 20
+        accepted = len(replay(broker.log or []).accepted)
+        assert 0 < accepted < 20
+        assert len(await link.receive(20)) == 20 - accepted
 
 
 async def test_another_link_takes_no_more_than_it_has_room_for(autojump_clock: trio.testing.MockClock) -> None:
