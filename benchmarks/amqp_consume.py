@@ -27,10 +27,10 @@ from benchmarks.amqp_rabbit import BODY, HEADERS, Rabbit, Spent, Stopwatch, bare
 from benchmarks.drive import drive, nothing
 from benchmarks.result import Result
 from links.amqp import AmqpBroker
-from links.amqp.events import ACCEPTED, Terminus
-from links.amqp.headers import Headers, identity
-from links.amqp.sections import quick
-from links.amqp.values import LONG_BINARY
+from links.amqp.engine.events import ACCEPTED, Terminus
+from links.amqp.wire.headers import Headers, identity
+from links.amqp.wire.sections import quick
+from links.amqp.wire.values import LONG_BINARY
 from settlement import Ack, Delivery, Outcome
 
 CONCURRENCY: Final = 32
@@ -59,15 +59,15 @@ def ours(rabbit: Rabbit, count: int, credit: int, reads: bool) -> Spent:
 
 
 def bare(rabbit: Rabbit, count: int, credit: int, reads: bool) -> Spent:
-    """The engine and its pump alone."""
+    """The engine and its connection alone."""
     stopwatch = Stopwatch()
     trio.run(_bare, rabbit, count, credit, reads, stopwatch)
     return stopwatch.spent(count)
 
 
 async def _bare(rabbit: Rabbit, count: int, credit: int, reads: bool, stopwatch: Stopwatch) -> None:
-    async with bare_connection(rabbit.url) as pump:
-        receiver = pump.attach_receiver(await pump.begin(), Terminus(rabbit.address))
+    async with bare_connection(rabbit.url) as connection:
+        receiver = connection.attach_receiver(await connection.begin(), Terminus(rabbit.address))
         await receiver.attached()
         stopwatch()
         receiver.grant(credit)

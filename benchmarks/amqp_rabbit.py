@@ -16,14 +16,14 @@ import attrs
 import trio
 
 from links.amqp.dial import dial
-from links.amqp.engine import Engine
-from links.amqp.events import ACCEPTED, Terminus
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import ACCEPTED, Terminus
+from links.amqp.engine.sender import Sent
+from links.amqp.engine.settings import Settings
 from links.amqp.management import management
-from links.amqp.messages import encode
-from links.amqp.pump import Pump
-from links.amqp.sender import Sent
-from links.amqp.settings import Settings
 from links.amqp.urls import login, parse
+from links.amqp.wire.messages import encode
 from settlement import Letter
 
 __all__ = ["BODY", "HEADERS", "Rabbit", "Spent", "Stopwatch", "bare_connection", "median", "rabbitmq"]
@@ -89,35 +89,35 @@ class Rabbit:
         return f"/queues/{self.queue}"
 
     async def declare(self) -> None:
-        async with bare_connection(self.url) as pump, management(pump) as manage:
+        async with bare_connection(self.url) as connection, management(connection) as manage:
             await manage.declare(self.queue, arguments={"x-delivery-limit": -1})
 
     async def delete(self) -> None:
-        async with bare_connection(self.url) as pump, management(pump) as manage:
+        async with bare_connection(self.url) as connection, management(connection) as manage:
             await manage.delete(self.queue)
 
     async def fill(self, count: int) -> None:
         """Put so many messages into the queue, each confirmed."""
-        async with bare_connection(self.url) as pump:
-            sender = pump.attach_sender(await pump.begin(), Terminus(self.address))
+        async with bare_connection(self.url) as connection:
+            sender = connection.attach_sender(await connection.begin(), Terminus(self.address))
             await sender.attached()
             sent: list[Sent] = []
             for number in range(count):
                 letter = Letter(BODY, {**HEADERS, "message-id": b"%032d" % number})
                 sent.append(await sender.send(encode(letter, durable=False)))
             for each in sent:
-                assert await each.outcome() == ACCEPTED
+                assert await each.answered() == ACCEPTED
 
     async def check(self, count: int) -> None:
         """Wait until so many messages are ready, for ten seconds."""
         until = trio.current_time() + 10
-        async with bare_connection(self.url) as pump, management(pump) as manage:
+        async with bare_connection(self.url) as connection, management(connection) as manage:
             while (ready := await manage.count(self.queue)) != count:
                 assert trio.current_time() < until, f"{ready} messages are in the queue, not {count}"
                 await trio.sleep(0.02)
 
     async def purge(self) -> None:
-        async with bare_connection(self.url) as pump, management(pump) as manage:
+        async with bare_connection(self.url) as connection, management(connection) as manage:
             await manage.purge(self.queue)
 
 
@@ -146,14 +146,14 @@ def rabbitmq() -> Generator[Rabbit | None, None, None]:
 
 
 @asynccontextmanager
-async def bare_connection(url: str) -> AsyncGenerator[Pump, None]:
+async def bare_connection(url: str) -> AsyncGenerator[ClientConnection, None]:
     """A connection of our bare engine for the block; behind it the goodbye has been answered."""
     target = parse(url)
     stream = await dial(target)
     settings = Settings("benchmark", hostname=target.hostname, login=login(target))
-    pump = Pump(stream, Engine(settings))
+    connection = ClientConnection(stream, Engine(settings))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pump.run)  # noqa: ASYNC113 -- `opened` waits for it
-        await pump.opened()
-        yield pump
-        pump.close()
+        nursery.start_soon(connection.run)  # noqa: ASYNC113 -- `opened` waits for it
+        await connection.opened()
+        yield connection
+        connection.close()

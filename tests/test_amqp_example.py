@@ -21,7 +21,7 @@ SABOTAGE = """
 import sys
 sys.path.insert(0, {root!r})
 from examples import amqp_orders
-from links.amqp.ends import Receiver
+from links.amqp.engine.receiver import Receiver
 said = 0
 settle = Receiver.settle
 def skipping(self, arrival, disposition):

@@ -14,8 +14,8 @@ from links.amqp.addresses import Queue as Queue
 from links.amqp.addresses import Raw as Raw
 from links.amqp.addresses import Topic as Topic
 from links.amqp.broker import AmqpBroker as AmqpBroker
-from links.amqp.embedded import EmbeddedBroker as EmbeddedBroker
-from links.amqp.embedded import QueuePolicy as QueuePolicy
+from links.amqp.embedded.broker import EmbeddedBroker as EmbeddedBroker
+from links.amqp.embedded.broker import QueuePolicy as QueuePolicy
 from links.amqp.publisher import AmqpPublisher as AmqpPublisher
 from links.amqp.source import AmqpSource as AmqpSource
 from settlement.amqp import AT_LEAST_ONCE as AT_LEAST_ONCE

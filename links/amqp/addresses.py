@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 import attrs
 
-from links.amqp.events import Terminus
+from links.amqp.engine.events import Terminus
 from links.amqp.rabbitmq import Peer
 
 __all__ = ["Address", "Queue", "Raw", "Topic", "is_text"]

@@ -19,15 +19,15 @@ import trio
 
 from links.abc import Broker
 from links.amqp.addresses import Address, Queue, Raw, Topic, is_text
+from links.amqp.connection_life import ConnectionLife
 from links.amqp.dial import check_context, dial, explain
-from links.amqp.engine import Engine
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.settings import Login, Settings
 from links.amqp.letters import Letters
-from links.amqp.life import Life
 from links.amqp.management import Management, management
 from links.amqp.publisher import AmqpPublisher
-from links.amqp.pump import Pump
 from links.amqp.rabbitmq import Peer
-from links.amqp.settings import Login, Settings
 from links.amqp.source import AmqpSource
 from links.amqp.urls import Target, login, parse
 from links.errors import ConnectionBroken, LinkError, LinkRefused
@@ -94,7 +94,7 @@ class AmqpBroker(Broker):
         self.retry_header = retry_header
         self.user: bytes | None = None
         """Who is logged in, or was last: a copy may keep this user-id."""
-        self.life: Life
+        self.life: ConnectionLife
         """The present connection, or the last one; for sources and publishers, behind `until_up`."""
         self._letters: WeakValueDictionary[Address, Letters] = WeakValueDictionary()
         self._password = password if callable(password) else None
@@ -177,7 +177,7 @@ class AmqpBroker(Broker):
         `LinkBroken`. Cancellation: as the end of the block.
         """
         await self.until_up()
-        async with management(self.life.pump) as manage:
+        async with management(self.life.connection) as manage:
             yield manage
 
     # --- one life
@@ -196,24 +196,24 @@ class AmqpBroker(Broker):
         self.user = who.user.encode() or None
         stream = await self._dialled(target)
         settings = attrs.evolve(self._settings, hostname=target.hostname, login=who)
-        pump = Pump(stream, Engine(settings))
-        pumping = trio.CancelScope(shield=True)
+        connection = ClientConnection(stream, Engine(settings))
+        moving = trio.CancelScope(shield=True)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(_pump, pump, pumping))
+                nursery.start_soon(partial(_move, connection, moving))
                 try:
-                    self.life = Life(pump, await self._peer(pump), self.lives + 1)
+                    self.life = ConnectionLife(connection, await self._peer(connection), self.lives + 1)
                     with self.up():
                         task_status.started()
                         await trio.sleep_forever()
                 finally:
-                    pumping.deadline = trio.current_time() + goodbye
-                    pump.close()
+                    moving.deadline = trio.current_time() + goodbye
+                    connection.close()
         except BaseExceptionGroup as group:
             error = alone(group)
             if isinstance(error, LinkError):
-                peer = pump.peer is not None
-                raise explain(error, target, who, opened=peer, logged_in=pump.engine.logged_in) from error
+                opened = connection.remote is not None
+                raise explain(error, target, who, opened=opened, logged_in=connection.engine.logged_in) from error
             raise_bare(error)
         raise ConnectionBroken(f"{target.name}: the connection was closed")
 
@@ -237,23 +237,23 @@ class AmqpBroker(Broker):
             raise ValueError(f"password must be a function that gives a str, not {type(said).__name__}")
         return login(self._targets[turn], sasl="plain", password=said, plain_text=True)
 
-    async def _peer(self, pump: Pump) -> Peer:
-        """Wait for the peer's open, and look at who it is. What the pump raises it raises itself."""
+    async def _peer(self, connection: ClientConnection) -> Peer:
+        """Wait for the peer's open, and look at who it is. What the connection raises it raises itself."""
         with trio.move_on_after(DIAL):
             try:
-                opened = await pump.opened()
+                opened = await connection.opened()
             except LinkError:
                 await trio.sleep_forever()
             peer = Peer.of(opened.properties)
             if peer.too_old:
                 raise LinkRefused(f"{peer.name} ends the session on any *modified*: 4.0 is needed, or newer")
             return peer
-        pump.break_off(f"no answer to the AMQP open within {DIAL:g} s")
+        connection.break_off(f"no answer to the AMQP open within {DIAL:g} s")
         await trio.sleep_forever()
-        raise AssertionError("unreachable: the pump raises")
+        raise AssertionError("unreachable: the connection raises")
 
 
-async def _pump(pump: Pump, scope: trio.CancelScope) -> None:
+async def _move(connection: ClientConnection, scope: trio.CancelScope) -> None:
     """Move bytes in a shield of its own: a cancellation is heard by the goodbye, which sets the deadline."""
     with scope:
-        await pump.run()
+        await connection.run()

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from links.abc import Received
-from links.amqp.events import ACCEPTED, DELIVERY_TIME, FAILED, REJECTED, Disposition, State
-from links.amqp.handles import Arrival
-from links.amqp.headers import Headers, copies, identity
-from links.amqp.sections import Sections, quick, split, walk
-from links.amqp.values import LONG_BINARY, Timestamp, Undecodable, skip
+from links.amqp.engine.events import ACCEPTED, DELIVERY_TIME, FAILED, REJECTED, Disposition, State
+from links.amqp.engine.handles import Arrival
+from links.amqp.wire.headers import Headers, copies, identity
+from links.amqp.wire.sections import Sections, quick, split, walk
+from links.amqp.wire.values import LONG_BINARY, Timestamp, Undecodable, skip
 from settlement.amqp import Accepted, Modified, Rejected
 from settlement.attempts import attempt
 from settlement.delivery import Delivery, made

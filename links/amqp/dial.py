@@ -1,7 +1,7 @@
 """From a target to a stream of bytes, and what to say where the peer turns out to be a stranger.
 
 TLS is trio's, in front of proton. A failed handshake says which it was, and the way out; `explain` does the same for
-what a pump raises before the peer has opened the connection, where proton knows only that bytes were wrong.
+what a connection raises before the peer has opened the connection, where proton knows only that bytes were wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from links.amqp.settings import Login
+from links.amqp.engine.settings import Login
 from links.amqp.urls import Target
 from links.errors import ConnectionBroken, LinkError, LinkRefused
 from settlement.groups import leaves
@@ -132,7 +132,7 @@ def _why_no_tls(error: BaseException | None) -> str:
     return f"the TLS handshake failed ({said}): ssl_context= sets versions, ciphers and the client's certificate"
 
 
-# --- what a pump raises
+# --- what a connection raises
 
 
 def explain(error: LinkError, target: Target, login: Login, *, opened: bool, logged_in: bool = False) -> LinkError:

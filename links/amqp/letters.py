@@ -15,7 +15,7 @@ import trio
 
 from links.abc import Presence
 from links.amqp.addresses import Address
-from links.amqp.sender import Sender, Sent
+from links.amqp.engine.sender import Sender, Sent
 from links.errors import ConnectionBroken, LinkError
 
 if TYPE_CHECKING:

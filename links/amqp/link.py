@@ -19,9 +19,9 @@ import trio
 
 from links.abc import Link, Lost, Order, Received, Verdict
 from links.amqp.deliveries import disposition, received
-from links.amqp.ends import Receiver
-from links.amqp.events import ACCEPTED, RELEASED
-from links.amqp.handles import Arrival
+from links.amqp.engine.events import ACCEPTED, RELEASED
+from links.amqp.engine.handles import Arrival
+from links.amqp.engine.receiver import Receiver
 from links.amqp.unlearned import Unlearned
 from links.errors import LeaseLost, LetGo, LinkBroken
 from settlement.amqp import Accepted
@@ -104,7 +104,7 @@ class AmqpLink(Link[bytes]):
         waits = True
         while waits:
             with trio.move_on_after(TAKING, shield=True) as scope:
-                await self._receiver.pump.written()
+                await self._receiver.driver.written()
             waits = scope.cancelled_caught and trio.current_effective_deadline() > trio.current_time()
 
     def _superseded(self, which: frozenset[object]) -> None:
@@ -175,7 +175,7 @@ class AmqpLink(Link[bytes]):
             self._release(each.token)
         if not self._stopped:
             self._receiver.grant(len(unbegun))
-        self._receiver.pump.hurry()
+        self._receiver.driver.hurry()
 
     def _release(self, arrival: Arrival) -> None:
         self._held.pop(arrival, None)
@@ -183,7 +183,7 @@ class AmqpLink(Link[bytes]):
 
     async def flush(self) -> None:
         """As `Link.flush`: all is written, at once."""
-        await self._receiver.pump.written()
+        await self._receiver.driver.written()
 
     async def proved(self) -> None:
         """As `Link.proved`: the peer has answered a flow with echo (weaker where it answers none: README).

@@ -24,12 +24,12 @@ from urllib.parse import quote
 import attrs
 import trio
 
-from links.amqp.ends import Session
-from links.amqp.events import Terminus
-from links.amqp.pump import Pump
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.events import Terminus
+from links.amqp.engine.session import Session
 from links.amqp.rabbitmq import Peer, QueueInfo, queue_info
-from links.amqp.sections import PROPERTIES, VALUE, split, walk
-from links.amqp.values import LIST, MAP, NULL, Undecodable, compound, items, scalar, string
+from links.amqp.wire.sections import PROPERTIES, VALUE, split, walk
+from links.amqp.wire.values import LIST, MAP, NULL, Undecodable, compound, items, scalar, string
 from links.errors import LinkBroken, LinkRefused
 
 __all__ = ["Management", "management"]
@@ -50,8 +50,8 @@ _AGAIN: Final = "the broker is busy or stuck, try again"
 
 
 @asynccontextmanager
-async def management(pump: Pump) -> AsyncGenerator[Management, None]:
-    """A client of the peer's management, for the block, on a session of its own. Wait for `pump.opened()` first.
+async def management(connection: ClientConnection) -> AsyncGenerator[Management, None]:
+    """A client of the peer's management, for the block, on a session of its own. Wait for `connection.opened()` first.
 
     Raises `LinkRefused` where the peer is no RabbitMQ from 4.0 on (another one may take `/management` for a queue) or
     allows no more sessions, `LinkBroken` where it does not answer within 10 s, `ConnectionBroken`. An exception of the
@@ -59,12 +59,12 @@ async def management(pump: Pump) -> AsyncGenerator[Management, None]:
 
     Cancellation: as the end of the block: the session is ended, nothing is waited for.
     """
-    peer = Peer.of((await pump.opened()).properties)
+    peer = Peer.of((await connection.opened()).properties)
     if not peer.is_rabbitmq or peer.too_old:
         raise LinkRefused(f"{_ADDRESS}: {peer.name} has none; it takes RabbitMQ 4.0 or later")
-    session = await pump.begin()
+    session = await connection.begin()
     try:
-        manage = Management(pump, session)
+        manage = Management(connection, session)
         await manage.attached()
         yield manage
     finally:
@@ -81,12 +81,12 @@ class Management:
     Cancellation: what was asked for is done or not.
     """
 
-    def __init__(self, pump: Pump, session: Session) -> None:
-        self._pump = pump
-        self._receiver = pump.attach_receiver(
+    def __init__(self, connection: ClientConnection, session: Session) -> None:
+        self._connection = connection
+        self._receiver = connection.attach_receiver(
             session, Terminus(_ADDRESS), target=_ADDRESS, name=_ADDRESS, properties=_PAIR, presettled=True
         )
-        self._sender = pump.attach_sender(
+        self._sender = connection.attach_sender(
             session, Terminus(_ADDRESS), source=_ADDRESS, name=_ADDRESS, properties=_PAIR, presettled=True
         )
         self._numbers = itertools.count(1)
@@ -164,7 +164,7 @@ class Management:
     async def _answer(self, number: str, raw: bytes) -> Answer | None:
         with trio.move_on_after(PATIENCE):
             self._receiver.grant(1)
-            await self._pump.written()  # in one flush the engine would write the credit behind the request
+            await self._connection.written()  # in one flush the engine would write the credit behind the request
             await self._sender.send(raw)
             while True:
                 for arrival in await self._receiver.receive(1):

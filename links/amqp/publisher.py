@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from links.abc import Publisher
 from links.amqp.addresses import Address
 from links.amqp.deliveries import due_at, raw_of
-from links.amqp.events import State
-from links.amqp.messages import copy, encode, with_annotation
-from links.amqp.sender import Sent
+from links.amqp.engine.events import State
+from links.amqp.engine.sender import Sent
+from links.amqp.wire.messages import copy, encode, with_annotation
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused, PublishNotAccepted
 from settlement.attempts import header_count
 from settlement.delivery import Letter, check_letter
@@ -57,7 +57,7 @@ class AmqpPublisher(Publisher):
             raise PublishNotAccepted(f"{self.name!r}: {mistake}") from None
         sent = await self._sent(raw)
         try:
-            outcome = await sent.outcome()
+            outcome = await sent.answered()
         except (ConnectionBroken, LinkBroken) as error:
             said = f"{self.name!r} on {self.broker.name}: {error}; the message may be there or not"
             raise LinkBroken(said) from error

@@ -13,10 +13,10 @@ import trio
 
 from links.abc import Link, Lost, Source
 from links.amqp.addresses import Address, Queue, Topic
+from links.amqp.connection_life import AGAIN, ATTACH, ConnectionLife
 from links.amqp.deliveries import can_be_counted
-from links.amqp.ends import Receiver
+from links.amqp.engine.receiver import Receiver
 from links.amqp.fitting import fitted
-from links.amqp.life import AGAIN, ATTACH, Life
 from links.amqp.link import AmqpLink
 from links.amqp.publisher import AmqpPublisher
 from links.amqp.rabbitmq import IS_A_STREAM, QueueInfo, advice, counts, delays_natively
@@ -151,7 +151,7 @@ class AmqpSource(Source[bytes]):
     def _named(self, subscription: str, error: LinkRefused) -> LinkRefused:
         return LinkRefused(f"subscription {subscription!r}: {self.name!r} on {self.broker.name}: {error}")
 
-    async def _look(self, life: Life, queue: str, subscription: str) -> QueueInfo | None:
+    async def _look(self, life: ConnectionLife, queue: str, subscription: str) -> QueueInfo | None:
         """What the peer says of the queue; None: it does not say, and the link asks again.
 
         Where `Native` hangs on it, that is weather: `LinkBroken`. Once it was said, the next lives are patient, so that
@@ -174,7 +174,7 @@ class AmqpSource(Source[bytes]):
                 self._is_unlearned = False
                 return info
 
-    def _examine(self, life: Life, info: QueueInfo | None, subscription: str, policy: Policy) -> None:
+    def _examine(self, life: ConnectionLife, info: QueueInfo | None, subscription: str, policy: Policy) -> None:
         """Refuse what this peer cannot do, and say once what an operator should know."""
         kind = None if info is None else info.kind
         if kind == "stream":
@@ -205,12 +205,14 @@ class AmqpSource(Source[bytes]):
             self._advised.add(said)
             _log.warning("%s", said)
 
-    async def _attached(self, life: Life, info: QueueInfo | None, lost: Lost, unlearned: Unlearned | None) -> AmqpLink:
-        session = await life.pump.begin()
+    async def _attached(
+        self, life: ConnectionLife, info: QueueInfo | None, lost: Lost, unlearned: Unlearned | None
+    ) -> AmqpLink:
+        session = await life.connection.begin()
         receiver: Receiver | None = None
         try:
             terminus = self._address.on(life.peer)
-            receiver = life.pump.attach_receiver(session, terminus, name=life.link_name("receiver"))
+            receiver = life.connection.attach_receiver(session, terminus, name=life.link_name("receiver"))
             with trio.move_on_after(ATTACH):
                 await receiver.attached()
                 return AmqpLink(

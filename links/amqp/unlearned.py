@@ -12,11 +12,11 @@ from typing import Final
 import attrs
 import trio
 
-from links.amqp.handles import Arrival
-from links.amqp.life import AGAIN, Life
+from links.amqp.connection_life import AGAIN, ConnectionLife
+from links.amqp.engine.handles import Arrival
 from links.amqp.rabbitmq import IS_A_STREAM, QueueInfo
-from links.amqp.sections import MESSAGE_ANNOTATIONS, walk
-from links.amqp.values import Undecodable, items
+from links.amqp.wire.sections import MESSAGE_ANNOTATIONS, walk
+from links.amqp.wire.values import Undecodable, items
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused
 
 __all__ = ["Unlearned"]
@@ -28,7 +28,7 @@ _OFFSET: Final = "x-stream-offset"
 class Unlearned:
     """One queue, of one life of the connection."""
 
-    life: Life
+    life: ConnectionLife
     queue: str
     learned: Callable[[QueueInfo], None]
     """Raises `LinkRefused` where such a queue is none to take from."""

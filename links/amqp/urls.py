@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 import attrs
 
-from links.amqp.settings import Login
+from links.amqp.engine.settings import Login
 
 __all__ = ["Target", "login", "parse"]
 

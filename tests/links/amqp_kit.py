@@ -29,8 +29,8 @@ from actors import Runtime, Subscription, open_runtime
 from links.abc import Received
 from links.amqp.addresses import Queue
 from links.amqp.broker import AmqpBroker
-from links.amqp.embedded import EmbeddedBroker, QueuePolicy
-from links.amqp.events import State
+from links.amqp.embedded.broker import EmbeddedBroker, QueuePolicy
+from links.amqp.engine.events import State
 from settlement import Ack, Delivery, Outcome
 from settlement.ledger import Line
 from tests.links.rabbit_kit import GIVEN, Rabbit, count_ready, node
@@ -207,7 +207,7 @@ async def put(broker: AmqpBroker, name: str, *raws: bytes) -> list[State]:
     """Publish encoded messages as they stand; what the broker said of each."""
     outcomes: list[State] = []
     for raw in raws:
-        outcome = await (await broker.life.send(Queue(name), raw)).outcome()
+        outcome = await (await broker.life.send(Queue(name), raw)).answered()
         assert outcome is not None
         outcomes.append(outcome.state)
     return outcomes

@@ -19,7 +19,7 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from actors import Subscription, open_runtime
 from links.amqp import AT_MOST_ONCE, AmqpBroker, EmbeddedBroker, Queue, Raw, Topic
-from links.amqp.events import Condition
+from links.amqp.engine.events import Condition
 from links.errors import LinkRefused
 from settlement import Ack, Delivery, Hold, Native, Outcome, Policy, Scheduled, Stored
 from tests.links.rabbit_kit import Rabbit, any_broker, shapes

@@ -11,8 +11,8 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from actors import Subscription, open_runtime
 from actors.events import Event, HandlerErred
-from links.amqp.binding import ffi, lib
-from links.amqp.events import State
+from links.amqp.engine.binding import ffi, lib
+from links.amqp.engine.events import State
 from links.errors import LinkBroken
 from settlement import DeadLetter, Drop, Policy, Retry
 from tests.links.amqp_kit import Embedded, Handler, Place, Reads, places, put, raw_of, take, until

@@ -14,7 +14,7 @@ import trio.testing
 
 from links.abc import Broker, Source
 from links.amqp.broker import AmqpBroker
-from links.amqp.embedded import EmbeddedBroker
+from links.amqp.embedded.broker import EmbeddedBroker
 from links.testing import CHECKS, Capabilities, Check, Harness, Routing
 from settlement import Copies, Hold, Native
 from settlement.amqp import Delays

@@ -11,8 +11,8 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 from actors import Subscription, open_runtime
 from links.amqp import AmqpBroker, AmqpSource, EmbeddedBroker, Raw, Topic
 from links.amqp.addresses import Address, Queue
-from links.amqp.events import State
-from links.amqp.sections import split
+from links.amqp.engine.events import State
+from links.amqp.wire.sections import split
 from settlement import Delivery, Policy, Retry
 from tests.links.amqp_kit import Handler, Place, places, put, rabbits, raw_of, take
 

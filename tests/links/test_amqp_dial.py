@@ -16,10 +16,10 @@ import trustme
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from links.amqp.dial import check_context, dial
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.engine import Engine
-from links.amqp.pump import Pump
-from links.amqp.settings import Login, Settings
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.settings import Login, Settings
 from links.amqp.urls import Target, parse
 from links.errors import ConnectionBroken, LinkRefused
 from tests.links.dial_kit import (
@@ -105,11 +105,11 @@ def behind_tls(context: ssl.SSLContext, broker: EmbeddedBroker) -> Peer:
 
 async def greet(stream: trio.abc.Stream, login: Login) -> None:
     """Open an AMQP connection and close it."""
-    pump = Pump(stream, Engine(Settings("client", login=login)))
+    connection = ClientConnection(stream, Engine(Settings("client", login=login)))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pump.run)
-        assert (await pump.opened()).properties["product"] == "trio-settlement embedded"
-        pump.close()
+        nursery.start_soon(connection.run)
+        assert (await connection.opened()).properties["product"] == "trio-settlement embedded"
+        connection.close()
 
 
 async def test_a_plain_stream_leads_to_the_broker_and_delays_nothing(opened: list[trio.SocketStream]) -> None:

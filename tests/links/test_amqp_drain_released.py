@@ -9,7 +9,7 @@ from trio.abc import Clock
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from actors import BatchSubscription, Subscription, open_runtime
-from links.amqp.events import State
+from links.amqp.engine.events import State
 from settlement import Ack, Delivery, Outcome
 from settlement.amqp import AT_MOST_ONCE
 from tests.links.amqp_kit import Hanging, LeftError, Place, dropped, never_lost, places, take, until

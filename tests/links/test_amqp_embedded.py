@@ -13,11 +13,11 @@ import trio.testing
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.embedded import EmbeddedBroker, QueuePolicy
-from links.amqp.embedded_store import recounted
-from links.amqp.ends import Receiver, Session
-from links.amqp.engine import Engine
-from links.amqp.events import (
+from links.amqp.embedded.broker import EmbeddedBroker, QueuePolicy
+from links.amqp.embedded.store import recounted
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import (
     ACCEPTED,
     FAILED,
     REJECTED,
@@ -26,12 +26,13 @@ from links.amqp.events import (
     State,
     Terminus,
 )
-from links.amqp.handles import Arrival
-from links.amqp.pump import Pump
-from links.amqp.sections import split
-from links.amqp.sender import Sender
-from links.amqp.settings import Login, Settings
-from links.amqp.values import Timestamp
+from links.amqp.engine.handles import Arrival
+from links.amqp.engine.receiver import Receiver
+from links.amqp.engine.sender import Sender
+from links.amqp.engine.session import Session
+from links.amqp.engine.settings import Login, Settings
+from links.amqp.wire.sections import split
+from links.amqp.wire.values import Timestamp
 from links.errors import LinkError
 
 pytestmark = pytest.mark.amqp
@@ -46,18 +47,18 @@ def message(body: bytes, header: bytes = b"") -> bytes:
 
 @attrs.define
 class Client:
-    pump: Pump
+    connection: ClientConnection
     session: Session
 
     async def receiver(self, address: str, credit: int = 0, *, topic: bool = False) -> Receiver:
-        receiver = self.pump.attach_receiver(self.session, Terminus(address, ("topic",) if topic else ()))
+        receiver = self.connection.attach_receiver(self.session, Terminus(address, ("topic",) if topic else ()))
         await receiver.attached()
         if credit:
             receiver.grant(credit)
         return receiver
 
     async def sender(self, address: str) -> Sender:
-        sender = self.pump.attach_sender(self.session, Terminus(address))
+        sender = self.connection.attach_sender(self.session, Terminus(address))
         await sender.attached()
         return sender
 
@@ -65,16 +66,16 @@ class Client:
 @asynccontextmanager
 async def client(broker: EmbeddedBroker) -> AsyncGenerator[Client, None]:
     async with trio.open_nursery() as nursery:
-        pump = Pump(broker.connect_in_memory(), Engine(Settings("client", login=Login())))
+        connection = ClientConnection(broker.connect_in_memory(), Engine(Settings("client", login=Login())))
 
         async def run() -> None:
             with suppress(LinkError):
-                await pump.run()
+                await connection.run()
 
         nursery.start_soon(run)
-        await pump.opened()
-        yield Client(pump, await pump.begin())
-        pump.close()
+        await connection.opened()
+        yield Client(connection, await connection.begin())
+        connection.close()
 
 
 async def seen(receiver: Receiver, count: int) -> list[tuple[bytes, int | None]]:
@@ -234,12 +235,12 @@ async def test_a_topic_goes_to_everybody(address: str, topic: bool, autojump_clo
         receivers = [await each.receiver(address, 10, topic=topic) for each in (one, other)]
         sender = await one.sender(address)
         for body in (b"a", b"b"):
-            assert await (await sender.send(message(body))).outcome() == ACCEPTED
+            assert await (await sender.send(message(body))).answered() == ACCEPTED
         for receiver in receivers:
             assert await seen(receiver, 2) == [(b"a", None), (b"b", None)]
         receivers[0].detach()
         await receivers[0].detached()
-        await (await sender.send(message(b"c"))).outcome()
+        await (await sender.send(message(b"c"))).answered()
         assert await seen(receivers[1], 1) == [(b"c", None)]
         assert not broker.store.queues
 
@@ -261,7 +262,7 @@ async def test_our_own_message_has_no_header_until_it_comes_again(autojump_clock
     async with broker.running(), client(broker) as at:
         raw = message(b"x")
         receiver, sender = await at.receiver("q", 10), await at.sender("q")
-        await (await sender.send(raw)).outcome()
+        await (await sender.send(raw)).answered()
         [arrival] = await receiver.receive(1)
         assert arrival.raw == raw
         receiver.settle(arrival, FAILED)

@@ -11,10 +11,10 @@ import trio.testing
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.embedded_peer import Consumer
-from links.amqp.embedded_store import Message
-from links.amqp.events import (
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.embedded.exchange import Consumer
+from links.amqp.embedded.store import Message
+from links.amqp.engine.events import (
     ACCEPTED,
     FAILED,
     REJECTED,
@@ -48,7 +48,7 @@ async def test_a_message_that_is_too_long_is_refused(autojump_clock: trio.testin
             await sender.send(b"x" * 200_000)
         sender.max_message = None
         sent = await sender.send(b"x" * 200_000)
-        outcome = await sent.outcome()
+        outcome = await sent.answered()
         assert outcome is not None
         assert outcome.state is State.REJECTED
         assert str(outcome.condition) == "amqp:link:message-size-exceeded: more than 100000 bytes"
@@ -158,7 +158,7 @@ async def test_many_connections_at_once_lose_nothing(autojump_clock: trio.testin
                                 receiver.settle(arrival, (FAILED, RELEASED)[seed % 2])
                             receiver.grant(1)
                 if seed % 2:
-                    at.pump.break_off("cut by the test")
+                    at.connection.break_off("cut by the test")
 
     async with broker.running():
         for number in range(200):

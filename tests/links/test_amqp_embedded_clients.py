@@ -11,12 +11,12 @@ import trio
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.embedded import EmbeddedBroker, QueuePolicy
-from links.amqp.engine import Engine
-from links.amqp.events import ACCEPTED, FAILED, REJECTED, Terminus
-from links.amqp.pump import Pump
-from links.amqp.sections import split
-from links.amqp.settings import Login, Settings
+from links.amqp.embedded.broker import EmbeddedBroker, QueuePolicy
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import ACCEPTED, FAILED, REJECTED, Terminus
+from links.amqp.engine.settings import Login, Settings
+from links.amqp.wire.sections import split
 
 pytestmark = [pytest.mark.amqp, pytest.mark.servers]
 
@@ -126,13 +126,15 @@ async def test_two_containers_and_our_own_pump_at_once() -> None:
         for queue in ("one", "other"):
             nursery.start_soon(partial(run_client, CONTAINER, url, "100", queue))
         host, _, port = url.removeprefix("amqp://").partition(":")
-        pump = Pump(await trio.open_tcp_stream(host, int(port)), Engine(Settings("us", login=Login())))
-        nursery.start_soon(pump.run)
-        await pump.opened()
-        session = await pump.begin()
+        connection = ClientConnection(
+            await trio.open_tcp_stream(host, int(port)), Engine(Settings("us", login=Login()))
+        )
+        nursery.start_soon(connection.run)
+        await connection.opened()
+        session = await connection.begin()
         sender, receiver = (
-            pump.attach_sender(session, Terminus("ours")),
-            pump.attach_receiver(session, Terminus("ours")),
+            connection.attach_sender(session, Terminus("ours")),
+            connection.attach_receiver(session, Terminus("ours")),
         )
         await receiver.attached()
         receiver.grant(20)
@@ -147,7 +149,7 @@ async def test_two_containers_and_our_own_pump_at_once() -> None:
                 failed, rejected = failed + (not again), rejected + again
         assert await receiver.proved()
         assert (failed, broker.unsettled("ours"), len(broker.ready("dead"))) == (100, 0, 100)
-        pump.close()
+        connection.close()
 
 
 async def test_a_process_that_is_killed_gives_its_messages_back_counted() -> None:

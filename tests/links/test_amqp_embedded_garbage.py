@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.accepting import AcceptingEngine
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.events import Closed, Failed
-from links.amqp.sasl import SaslServer
-from links.amqp.settings import Settings
-from links.amqp.values import LIST, compound, string, variable
-from links.amqp.wire import ATTACH, BEGIN, DISPOSITION, FLOW, TRANSFER, packed, uint
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.embedded.sasl_server import SaslServer
+from links.amqp.embedded.server_engine import ServerEngine
+from links.amqp.engine.events import Closed, Failed
+from links.amqp.engine.settings import Settings
+from links.amqp.wire.frames import ATTACH, BEGIN, DISPOSITION, FLOW, TRANSFER, packed, uint
+from links.amqp.wire.values import LIST, compound, string, variable
 
 pytestmark = pytest.mark.amqp
 
@@ -112,7 +112,7 @@ def dented(draw: st.DrawFn) -> bytes:
 @given(dented(), st.integers(1, 200))
 def test_no_bytes_raise_from_the_accepting_engine(data: bytes, piece: int) -> None:
     """Whatever comes, in whatever pieces, the engine raises nothing: it goes on, or says why it does not."""
-    engine = AcceptingEngine(Settings("server"), SaslServer({}, anonymous=True))
+    engine = ServerEngine(Settings("server"), SaslServer({}, anonymous=True))
     engine.open()
     for at in range(0, len(data), piece):
         engine.receive_bytes(data[at : at + piece])

@@ -1,4 +1,4 @@
-"""links.amqp.engine: two engines back to back, bytes of one into the other; no trio, no socket."""
+"""links.amqp.engine.engine: two engines back to back, bytes of one into the other; no trio, no socket."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.binding import ffi, lib
-from links.amqp.engine import Engine
-from links.amqp.events import (
+from links.amqp.engine.binding import ffi, lib
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import (
     ACCEPTED,
     FAILED,
     REJECTED,
@@ -22,21 +22,21 @@ from links.amqp.events import (
     Condition,
     CreditGranted,
     Disposition,
+    DispositionOf,
     Drained,
     Failed,
     LinkAttached,
     LinkDetached,
     LinkRequested,
     Opened,
-    OutcomeOf,
     SessionEnded,
     State,
     Terminus,
 )
-from links.amqp.handles import LinkHandle
-from links.amqp.settings import Login, Settings
-from links.amqp.values import Timestamp
-from links.amqp.wire import FLOW, fields_of
+from links.amqp.engine.handles import LinkHandle
+from links.amqp.engine.settings import Login, Settings
+from links.amqp.wire.frames import FLOW, fields_of
+from links.amqp.wire.values import Timestamp
 from links.errors import LinkRefused
 from tests.links.test_amqp_engine_kit import DISPOSITION, Pair, kinds, make_pair
 
@@ -154,7 +154,7 @@ def test_an_attach_may_be_refused_by_the_end_of_its_session(pair: Pair) -> None:
     session = pair.open()
     pair.client.attach_receiver(session, Terminus("missing"))
     pair.took()
-    [theirs] = pair.server._listener.sessions.values()
+    [theirs] = pair.server._reader.sessions.values()
     pair.server.end(theirs, Condition("amqp:not-found"))
     assert pair.take()[-1] == SessionEnded(session, Condition("amqp:not-found"))
     assert pair.client.attach_receiver(session, Terminus("missing")) is None
@@ -196,14 +196,14 @@ def test_each_outcome_is_one_settled_disposition_on_the_wire(pair: Pair) -> None
     assert states[2] == b"\x00\x53\x25\x45"
     assert states[3] == b"\x00\x53\x26\x45"
     assert states[4] == b"\x00\x53\x27\xc0\x03\x02\x42\x41"
-    assert [event.disposition for event in pair.took() if isinstance(event, OutcomeOf)] == said
+    assert [event.disposition for event in pair.took() if isinstance(event, DispositionOf)] == said
 
 
 def test_a_modified_may_carry_annotations(pair: Pair) -> None:
     delivered = pair.delivered(1)
     later = Disposition(State.MODIFIED, failed=True, annotations={"x-opt-delivery-time": Timestamp(1_800_000_000_000)})
     pair.client.settle(delivered.arrivals[0], later)
-    [outcome] = [event for event in pair.took() if isinstance(event, OutcomeOf)]
+    [outcome] = [event for event in pair.took() if isinstance(event, DispositionOf)]
     assert outcome.disposition == later
     assert outcome.disposition is not None
     assert isinstance((outcome.disposition.annotations or {})["x-opt-delivery-time"], Timestamp)
@@ -213,7 +213,7 @@ def test_equal_dispositions_become_one_frame(pair: Pair) -> None:
     delivered = pair.delivered(100)
     for arrival in delivered.arrivals:
         pair.client.settle(arrival)
-    outcomes = [event for event in pair.took() if isinstance(event, OutcomeOf)]
+    outcomes = [event for event in pair.took() if isinstance(event, DispositionOf)]
     assert sorted(outcome.number for outcome in outcomes) == delivered.numbers
     assert pair.codes() == [DISPOSITION]
 
@@ -250,7 +250,7 @@ def test_nothing_is_said_of_an_unsettled_delivery(pair: Pair, how: str) -> None:
     pair.shuttle()
     assert pair.codes().count(DISPOSITION) == 1
     if how != "server ends":  # there it crosses the end
-        outcomes = [event.number for event in pair.took() if isinstance(event, OutcomeOf)]
+        outcomes = [event.number for event in pair.took() if isinstance(event, DispositionOf)]
         assert outcomes == [delivered.numbers[1]]
 
 
@@ -339,7 +339,7 @@ def test_presettled_deliveries_say_so(pair: Pair) -> None:
     [arrived] = [event for event in pair.took() if isinstance(event, Arrived)]
     assert [each.settled for each in arrived.arrivals] == [True]
     pair.server.settle(arrived.arrivals[0])
-    assert [event for event in pair.take() if isinstance(event, OutcomeOf)] == []
+    assert [event for event in pair.take() if isinstance(event, DispositionOf)] == []
 
 
 def test_credit_is_spent_by_deliveries_and_not_by_settling(pair: Pair) -> None:
@@ -378,7 +378,7 @@ def test_outcomes_come_back_to_the_sender(pair: Pair) -> None:
     why = Disposition(State.REJECTED, condition=Condition("amqp:not-allowed", "no"))
     for arrival, disposition in zip(arrived.arrivals, (ACCEPTED, RELEASED, why), strict=True):
         pair.server.settle(arrival, disposition)
-    outcomes = {event.number: event.disposition for event in pair.take() if isinstance(event, OutcomeOf)}
+    outcomes = {event.number: event.disposition for event in pair.take() if isinstance(event, DispositionOf)}
     assert outcomes == dict(zip(numbers, (ACCEPTED, RELEASED, why), strict=True))
 
 
@@ -389,5 +389,5 @@ def test_dispositions_are_written_before_the_credit_that_they_free(pair: Pair) -
         pair.client.settle(arrival, FAILED)
         pair.client.grant(delivered.link, 1)
     assert pair.client.credit(delivered.link) == 2
-    assert kinds(pair.took()) == [OutcomeOf, OutcomeOf, CreditGranted]
+    assert kinds(pair.took()) == [DispositionOf, DispositionOf, CreditGranted]
     assert pair.codes()[-1] == FLOW

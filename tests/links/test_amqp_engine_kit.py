@@ -1,4 +1,4 @@
-"""Two engines back to back, for the tests of links.amqp.engine."""
+"""Two engines back to back, for the tests of links.amqp.engine.engine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.accepting import AcceptingEngine
-from links.amqp.engine import Engine
-from links.amqp.events import (
+from links.amqp.embedded.sasl_server import SaslServer
+from links.amqp.embedded.server_engine import ServerEngine
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import (
     Arrived,
     Event,
     LinkRequested,
     Terminus,
 )
-from links.amqp.handles import Arrival, LinkHandle, SessionHandle
-from links.amqp.sasl import SaslServer
-from links.amqp.settings import Settings
-from links.amqp.wire import Frame, Frames
+from links.amqp.engine.handles import Arrival, LinkHandle, SessionHandle
+from links.amqp.engine.settings import Settings
+from links.amqp.wire.frames import Frame, Frames
 
 DISPOSITION = 0x15
 
@@ -119,4 +119,4 @@ def kinds(events: list[Event]) -> list[type[Event]]:
 def answering() -> Pair:
     """A server that answers an echo, which proton does not."""
     sasl = SaslServer({"guest": "secret"}, anonymous=True)
-    return Pair(Engine(Settings("client")), AcceptingEngine(Settings("server"), sasl))
+    return Pair(Engine(Settings("client")), ServerEngine(Settings("server"), sasl))

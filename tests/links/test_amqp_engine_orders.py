@@ -1,4 +1,4 @@
-"""links.amqp.pump: credit, turns, coalescing, and what proves a settlement; in virtual time."""
+"""links.amqp.engine.client_connection: credit, turns, coalescing, and what proves a settlement; in virtual time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import trio.testing
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.engine import Engine
-from links.amqp.events import ACCEPTED, FAILED
-from links.amqp.pump import Pump
-from links.amqp.settings import Settings
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import ACCEPTED, FAILED
+from links.amqp.engine.settings import Settings
 from links.errors import ConnectionBroken
-from tests.links.test_amqp_engine_pump import scene
+from tests.links.test_amqp_client_connection import scene
 
 pytestmark = pytest.mark.amqp
 
@@ -56,7 +56,7 @@ async def test_senders_wait_for_credit_in_turn(autojump_clock: trio.testing.Mock
 
         async def send(number: int) -> None:
             nonlocal sent
-            outcome = await (await sender.send(b"%03d" % number)).outcome()
+            outcome = await (await sender.send(b"%03d" % number)).answered()
             sent += outcome == ACCEPTED
 
         async with trio.open_nursery() as nursery:
@@ -80,7 +80,7 @@ async def test_a_sender_that_is_cancelled_in_the_queue_sends_nothing(autojump_cl
         with trio.move_on_after(1):
             await sender.send(b"never")
         at.peer.thaw()
-        await (await sender.send(b"last")).outcome()
+        await (await sender.send(b"last")).answered()
         assert [each.raw for each in at.broker.store.queue("orders")][-2:] == [b"x", b"last"]
 
 
@@ -91,14 +91,14 @@ async def test_settlements_of_many_reads_become_one_frame(autojump_clock: trio.t
         for number in range(1000):
             at.broker.publish("orders", b"%d" % number)
         receiver.grant(200)
-        pulls, seen = at.pump.pulls, 0
+        pulls, seen = at.connection.pulls, 0
         while seen < 1000:
             for each in await receiver.receive(7):
                 receiver.settle(each)
                 receiver.grant(1)
                 seen += 1
         await receiver.proved()
-        assert at.pump.pulls - pulls < 30
+        assert at.connection.pulls - pulls < 30
         assert {said.disposition for said in at.broker.said} == {ACCEPTED}
 
 
@@ -119,7 +119,7 @@ async def test_a_peer_without_echo_gives_the_weaker_proof(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any frame that comes after the write: at the latest the next heartbeat."""
-    monkeypatch.setattr("links.amqp.accepting.wants_echo", lambda _frame: False)
+    monkeypatch.setattr("links.amqp.embedded.server_engine.wants_echo", lambda _frame: False)
     async with scene() as at:
         receiver = await at.receiver()
         for _ in range(2):
@@ -139,7 +139,7 @@ async def test_written_and_unproved_at_a_break_is_known_to_be_unknown(autojump_c
         [arrival] = await receiver.receive(1)
         at.peer.freeze()
         receiver.settle(arrival)
-        await at.pump.written()
+        await at.connection.written()
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon
@@ -171,13 +171,13 @@ async def test_a_detach_that_was_answered_is_a_proof(autojump_clock: trio.testin
 async def test_a_bug_of_a_listener_leaves_the_pump_as_it_is(autojump_clock: trio.testing.MockClock) -> None:
     broker = EmbeddedBroker()
     async with broker.running():
-        pump = Pump(broker.connect_in_memory(), Engine(Settings("client")))
+        connection = ClientConnection(broker.connect_in_memory(), Engine(Settings("client")))
 
         def bug(_event: object) -> None:
             raise ZeroDivisionError
 
-        pump._hear = bug
+        connection._hear = bug
         with pytest.raises(ZeroDivisionError):
-            await pump.run()
+            await connection.run()
         with pytest.raises(ConnectionBroken):
-            await pump.opened()
+            await connection.opened()

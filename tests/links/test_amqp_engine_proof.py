@@ -1,4 +1,4 @@
-"""links.amqp.engine: what ends a drain and proves a settlement, time, garbage, and memory."""
+"""links.amqp.engine.engine: what ends a drain and proves a settlement, time, garbage, and memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.engine import Engine
-from links.amqp.events import (
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import (
     ACCEPTED,
     FAILED,
     REJECTED,
     Arrived,
     Closed,
     CreditGranted,
+    DispositionOf,
     Drained,
     Failed,
-    OutcomeOf,
     Proved,
 )
-from links.amqp.settings import Settings
-from links.amqp.wire import (
+from links.amqp.engine.settings import Settings
+from links.amqp.wire.frames import (
     ATTACH,
     FLOW,
     TRANSFER,
@@ -91,7 +91,7 @@ def test_an_echo_is_answered_and_proves_what_went_before() -> None:
         pair.client.settle(delivered.arrivals[round_])
         number = pair.client.echo(delivered.link)
         assert pair.take() == [Proved(delivered.link, number)]
-        outcomes = [event for event in pair.took() if isinstance(event, OutcomeOf)]
+        outcomes = [event for event in pair.took() if isinstance(event, DispositionOf)]
         assert [event.number for event in outcomes] == [delivered.numbers[round_]]
         pair.client.grant(delivered.link, 1)  # the session's numbers are right after the answer, too
         pair.shuttle()
@@ -287,7 +287,7 @@ def test_bytes_may_come_in_any_pieces() -> None:
             pair.client.settle(arrival, dice.choice([ACCEPTED, FAILED, REJECTED]))
         pair.client.echo(delivered.link)
         assert kinds(pair.take()) == [Proved]
-        assert len([event for event in pair.took() if isinstance(event, OutcomeOf)]) == 5
+        assert len([event for event in pair.took() if isinstance(event, DispositionOf)]) == 5
 
 
 def test_any_garbage_after_the_open_is_a_failure_and_never_a_crash() -> None:
@@ -332,8 +332,8 @@ def test_memory_is_flat_over_messages_links_and_connections(pair: Pair) -> None:
             other.delivered(5)
             other.client.close()
             other.shuttle()
-        assert not pair.client._listener.links
-        assert not pair.server._listener.sent
+        assert not pair.client._reader.links
+        assert not pair.server._reader.sent
 
     work()
     gc.collect()

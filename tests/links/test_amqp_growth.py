@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from actors import Subscription, open_runtime
 from links.amqp import AmqpBroker, EmbeddedBroker
-from links.amqp.messages import encode
+from links.amqp.wire.messages import encode
 from settlement import Ack, Delivery, Letter, Outcome, Retry
 
 pytestmark = pytest.mark.amqp

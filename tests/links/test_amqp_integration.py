@@ -13,7 +13,7 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 from actors import Subscription, connected, open_runtime
 from links.abc import Order
 from links.amqp.broker import AmqpBroker
-from links.amqp.wire import ATTACH
+from links.amqp.wire.frames import ATTACH
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused, NotConnected
 from settlement import Ack, Delivery, Drop, Outcome, Policy, Retry
 from settlement.amqp import AT_MOST_ONCE

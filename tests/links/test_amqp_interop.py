@@ -7,10 +7,11 @@ import trio.testing
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.embedded import EmbeddedBroker, QueuePolicy
-from links.amqp.embedded_peer import Consumer, Peer
-from links.amqp.embedded_store import Message
-from links.amqp.events import ACCEPTED, Condition, Disposition, State, Terminus
+from links.amqp.embedded.broker import EmbeddedBroker, QueuePolicy
+from links.amqp.embedded.exchange import Consumer
+from links.amqp.embedded.server_connection import ServerConnection
+from links.amqp.embedded.store import Message
+from links.amqp.engine.events import ACCEPTED, Condition, Disposition, State, Terminus
 from links.errors import LinkRefused
 from tests.interop.rhea_kit import Rhea, digest, install, only, seen, until
 from tests.links.test_amqp_embedded import client
@@ -127,7 +128,7 @@ async def test_a_dynamic_target_is_refused(autojump_clock: trio.testing.MockCloc
     broker = EmbeddedBroker()
     async with broker.running(), client(broker) as at:
         with pytest.raises(LinkRefused, match="dynamic ones there are none"):
-            await at.pump.attach_sender(at.session, Terminus(None, dynamic=True)).attached()
+            await at.connection.attach_sender(at.session, Terminus(None, dynamic=True)).attached()
 
 
 async def test_messages_that_are_sent_settled_come_and_no_outcome_goes(rhea: Rhea) -> None:
@@ -274,14 +275,14 @@ async def test_rhea_settles_second_after_the_broker_has(rhea: Rhea) -> None:
 
 async def test_a_small_window_holds_messages_back(rhea: Rhea, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever credit there is: no more than 1 MiB waits for a session's window, the rest is in the queue."""
-    broker, most, deliver = EmbeddedBroker(), 0, Peer.deliver
+    broker, most, deliver = EmbeddedBroker(), 0, ServerConnection.deliver
 
-    def watched(peer: Peer, consumer: Consumer, message: Message) -> None:
+    def watched(peer: ServerConnection, consumer: Consumer, message: Message) -> None:
         nonlocal most
         deliver(peer, consumer, message)
         most = max(most, peer.engine.queued(consumer.link))
 
-    monkeypatch.setattr(Peer, "deliver", watched)
+    monkeypatch.setattr(ServerConnection, "deliver", watched)
     async with broker.serve() as url:
         await rhea.run("produce.js", url, "q", "--count", "3000")
         got = await rhea.run("consume.js", url, "q", "--count", "3000", "--credit", "3000", "--window", "100")

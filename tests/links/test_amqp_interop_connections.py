@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.embedded import EmbeddedBroker
+from links.amqp.embedded.broker import EmbeddedBroker
 from tests.interop.rhea_kit import Rhea, install, only, seen, until
 
 pytestmark = [pytest.mark.amqp, pytest.mark.servers]

@@ -12,7 +12,7 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from actors import connected
 from links.amqp import AmqpBroker, EmbeddedBroker, Raw
-from links.amqp.events import Condition
+from links.amqp.engine.events import Condition
 from links.amqp.letters import Letters
 from links.errors import LinkBroken, PublishNotAccepted
 

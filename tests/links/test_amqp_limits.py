@@ -15,16 +15,16 @@ from actors import Subscription, open_runtime
 from links.amqp import AmqpBroker
 from links.amqp import link as link_module
 from links.amqp.addresses import Raw
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.ends import Receiver
-from links.amqp.engine import Engine
-from links.amqp.events import Condition, Failed, LinkAttached, Terminus
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import Condition, Failed, LinkAttached, Terminus
+from links.amqp.engine.handles import SessionHandle
+from links.amqp.engine.limits import note_links
+from links.amqp.engine.receiver import Receiver
+from links.amqp.engine.settings import Settings
 from links.amqp.fitting import fitted
-from links.amqp.handles import SessionHandle
-from links.amqp.limits import note_links
-from links.amqp.settings import Settings
-from links.amqp.values import LIST, compound, string
-from links.amqp.wire import ATTACH, BEGIN, Frames, packed, uint
+from links.amqp.wire.frames import ATTACH, BEGIN, Frames, packed, uint
+from links.amqp.wire.values import LIST, compound, string
 from links.errors import LinkBroken, LinkRefused, PublishNotAccepted
 from settlement import Ack, Delivery, Outcome, Policy, RetryAfter
 from settlement.amqp import Accepted, Modified, Rejected
@@ -139,16 +139,16 @@ async def narrow(links: int, sessions: int) -> AsyncGenerator[tuple[AmqpBroker, 
     embedded = EmbeddedBroker()
     broker = AmqpBroker("amqp://localhost", connect=embedded.connect)
     async with embedded.running(), broker.connect():
-        pump = broker.life.pump
-        pump.engine._listener.sessions_allowed = sessions
-        begin = pump.engine.begin
+        connection = broker.life.connection
+        connection.engine._reader.sessions_allowed = sessions
+        begin = connection.engine.begin
 
         def few() -> SessionHandle:
             session = begin()
             session.allowed = links
             return session
 
-        pump.engine.begin = few  # type: ignore[method-assign]
+        connection.engine.begin = few  # type: ignore[method-assign]
         yield broker, embedded
 
 
@@ -160,7 +160,7 @@ async def test_more_addresses_than_links_one_after_the_other(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle sender is detached and its handle used again; no session is begun beyond those that are there."""
-    monkeypatch.setattr("links.amqp.engine.note_links", lambda begun, _: begun.clear())
+    monkeypatch.setattr("links.amqp.engine.engine.note_links", lambda begun, _: begun.clear())
     async with narrow(links=3, sessions=2) as (broker, embedded):
         for number in [*range(20), *range(20)]:
             await publish_to(broker, number)
@@ -172,7 +172,7 @@ async def test_many_addresses_at_once_take_more_sessions(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is in use is not detached: the next link goes into one more session, and every message arrives."""
-    monkeypatch.setattr("links.amqp.engine.note_links", lambda begun, _: begun.clear())
+    monkeypatch.setattr("links.amqp.engine.engine.note_links", lambda begun, _: begun.clear())
     async with narrow(links=3, sessions=5) as (broker, embedded):
         async with trio.open_nursery() as nursery:
             for number in range(40):
@@ -184,7 +184,7 @@ async def test_a_link_too_many_in_use_names_the_limit(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where every link waits for its answer and no session is left, the message is nowhere, and the limit is named."""
-    monkeypatch.setattr("links.amqp.engine.note_links", lambda begun, _: begun.clear())
+    monkeypatch.setattr("links.amqp.engine.engine.note_links", lambda begun, _: begun.clear())
     async with narrow(links=1, sessions=1) as (broker, embedded):
         await publish_to(broker, 0)
         embedded.peers[0].freeze()

@@ -13,14 +13,14 @@ import trio.testing
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.engine import Engine
-from links.amqp.events import Condition
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import Condition
+from links.amqp.engine.settings import Login, Settings
 from links.amqp.management import Answer, Management, answer_to, management, request
-from links.amqp.pump import Pump
 from links.amqp.rabbitmq import Peer
-from links.amqp.settings import Login, Settings
-from links.amqp.values import Other, Undecodable
+from links.amqp.wire.values import Other, Undecodable
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused
 
 pytestmark = pytest.mark.amqp
@@ -95,21 +95,23 @@ def test_an_answer_without_a_status_cannot_be_read(status: bytes) -> None:
 @asynccontextmanager
 async def claimed(
     product: str = "RabbitMQ", version: str = "4.3.6"
-) -> AsyncGenerator[tuple[EmbeddedBroker, Pump], None]:
+) -> AsyncGenerator[tuple[EmbeddedBroker, ClientConnection], None]:
     """A connection to an embedded broker that claims to be something else: its `/management` is a queue."""
     broker = EmbeddedBroker()
     broker.settings = attrs.evolve(broker.settings, properties={"product": product, "version": version})
     async with broker.running(), trio.open_nursery() as nursery:
-        pump = Pump(broker.connect_in_memory(), Engine(Settings("client", login=Login(), idle_timeout=0)))
+        connection = ClientConnection(
+            broker.connect_in_memory(), Engine(Settings("client", login=Login(), idle_timeout=0))
+        )
 
         async def run() -> None:
             with suppress(ConnectionBroken):
-                await pump.run()
+                await connection.run()
 
         nursery.start_soon(run)
-        await pump.opened()
-        yield broker, pump
-        pump.close()
+        await connection.opened()
+        yield broker, connection
+        connection.close()
 
 
 def test_the_embedded_broker_is_known_as_itself() -> None:
@@ -127,27 +129,27 @@ def test_the_embedded_broker_is_known_as_itself() -> None:
 async def test_a_peer_without_a_management_is_refused_and_gets_no_queue_of_that_name(
     product: str, version: str, name: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with claimed(product, version) as (broker, pump):
+    async with claimed(product, version) as (broker, connection):
         with pytest.raises(LinkRefused, match=f"^/management: {name} has none; it takes RabbitMQ 4.0 or later$"):
-            async with management(pump):
+            async with management(connection):
                 pass
         assert broker.store.queues == {}
 
 
 async def test_a_refused_attach_says_why(autojump_clock: trio.testing.MockClock) -> None:
-    async with claimed() as (broker, pump):
+    async with claimed() as (broker, connection):
         broker.refuse("/management", Condition("amqp:not-allowed", "no"))
         with pytest.raises(LinkRefused, match=r"^/management: .*amqp:not-allowed: no"):
-            async with management(pump):
+            async with management(connection):
                 pass
 
 
 async def test_a_mute_broker_is_given_up_after_10_s_of_attaching(autojump_clock: trio.testing.MockClock) -> None:
-    async with claimed() as (broker, pump):
+    async with claimed() as (broker, connection):
         broker.peers[0].freeze()
         begun = trio.current_time()
         with pytest.raises(LinkBroken, match=r"^/management: no answer to the attach within 10 s"):
-            async with management(pump):
+            async with management(connection):
                 pass
         assert trio.current_time() - begun == pytest.approx(10, abs=0.1)
         broker.peers[0].thaw()
@@ -167,7 +169,7 @@ CALLS: list[tuple[str, Callable[[Management], Coroutine[Any, Any, object]]]] = [
 async def test_a_request_without_an_answer_is_given_up_after_10_s(
     said: str, call: Callable[[Management], Coroutine[Any, Any, object]], autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with claimed() as (_, pump), management(pump) as manage:
+    async with claimed() as (_, connection), management(connection) as manage:
         begun = trio.current_time()
         with pytest.raises(LinkBroken, match=f"^{said}: no answer from /management within 10 s"):
             await call(manage)  # its own request comes back, which is no answer
@@ -179,7 +181,7 @@ async def test_a_name_that_is_a_step_in_a_path_is_refused_before_it_is_sent(
     name: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     """RabbitMQ takes `/queues/..` for `/`, fails over it, and ends the session."""
-    async with claimed() as (broker, pump), management(pump) as manage:
+    async with claimed() as (broker, connection), management(connection) as manage:
         for call in (manage.queue, manage.count, manage.declare, manage.delete, manage.purge):
             with pytest.raises(LinkRefused, match=f"^queue '{name}': .* rename the queue$"):
                 await call(name)
@@ -187,7 +189,7 @@ async def test_a_name_that_is_a_step_in_a_path_is_refused_before_it_is_sent(
 
 
 async def test_an_answer_that_cannot_be_read_breaks_the_call(autojump_clock: trio.testing.MockClock) -> None:
-    async with claimed() as (broker, pump), management(pump) as manage:
+    async with claimed() as (broker, connection), management(connection) as manage:
         for raw in (b"\xff", PROPERTIES.replace(b"200", b"xyz").replace(b"\x017", b"\x012")):
             broker.publish("/management", raw)
             with pytest.raises(LinkBroken, match=r"^queue 'orders': .+"):
@@ -196,7 +198,7 @@ async def test_an_answer_that_cannot_be_read_breaks_the_call(autojump_clock: tri
 
 @pytest.mark.parametrize("how", ["session", "connection"])
 async def test_what_breaks_during_a_request_ends_it(how: str, autojump_clock: trio.testing.MockClock) -> None:
-    async with claimed() as (broker, pump), management(pump) as manage, trio.open_nursery() as nursery:
+    async with claimed() as (broker, connection), management(connection) as manage, trio.open_nursery() as nursery:
         broker.peers[0].freeze()
 
         async def ask() -> None:
@@ -210,20 +212,20 @@ async def test_what_breaks_during_a_request_ends_it(how: str, autojump_clock: tr
             broker.peers[0].thaw()
             broker.peers[0].detach("/management", Condition("amqp:not-allowed", "no"))
         else:
-            pump.break_off("the cable is out")
+            connection.break_off("the cable is out")
 
 
 async def test_a_block_that_is_left_by_an_error_or_cancelled_ends_its_session(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with claimed() as (_, pump):
+    async with claimed() as (_, connection):
         with pytest.raises(ZeroDivisionError):
-            async with management(pump):
+            async with management(connection):
                 raise ZeroDivisionError
         with trio.move_on_after(1) as scope:
-            async with management(pump):
+            async with management(connection):
                 await trio.sleep_forever()
         assert scope.cancelled_caught
         with trio.fail_after(1):
-            while pump.engine._listener.sessions:  # noqa: ASYNC110 -- nobody tells
+            while connection.engine._reader.sessions:  # noqa: ASYNC110 -- nobody tells
                 await trio.sleep(0.001)

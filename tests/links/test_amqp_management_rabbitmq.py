@@ -15,13 +15,14 @@ import trio
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.ends import Receiver, Session
-from links.amqp.engine import Engine
-from links.amqp.events import ACCEPTED, FAILED, Terminus
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import ACCEPTED, FAILED, Terminus
+from links.amqp.engine.receiver import Receiver
+from links.amqp.engine.session import Session
+from links.amqp.engine.settings import Login, Settings
 from links.amqp.management import Management, management, request
-from links.amqp.pump import Pump
 from links.amqp.rabbitmq import QueueInfo
-from links.amqp.settings import Login, Settings
 from links.errors import LinkBroken, LinkRefused
 from tests.links.rabbit_kit import Rabbit, shapes
 
@@ -36,7 +37,7 @@ BOTH = shapes(kind="quorum")
 
 @attrs.define
 class Scene:
-    pump: Pump
+    connection: ClientConnection
     session: Session
     manage: Management
     made: list[str] = attrs.field(factory=list[str])
@@ -52,14 +53,14 @@ class Scene:
         return name
 
     async def publish(self, address: str, times: int = 1) -> None:
-        sender = self.pump.attach_sender(self.session, Terminus(address))
+        sender = self.connection.attach_sender(self.session, Terminus(address))
         await sender.attached()
         for _ in range(times):
-            assert await (await sender.send(DATA)).outcome() == ACCEPTED
+            assert await (await sender.send(DATA)).answered() == ACCEPTED
 
     @asynccontextmanager
     async def receiver(self, name: str) -> AsyncGenerator[Receiver, None]:
-        receiver = self.pump.attach_receiver(self.session, Terminus(address_of(name)))
+        receiver = self.connection.attach_receiver(self.session, Terminus(address_of(name)))
         await receiver.attached()
         yield receiver
         receiver.detach()
@@ -83,23 +84,23 @@ def address_of(name: str) -> str:
 
 
 @asynccontextmanager
-async def connected(rabbit: Rabbit, user: str) -> AsyncGenerator[Pump, None]:
+async def connected(rabbit: Rabbit, user: str) -> AsyncGenerator[ClientConnection, None]:
     login = Login("PLAIN", user, user)
     stream = await trio.open_tcp_stream(rabbit.node.host, rabbit.node.port)
     async with trio.open_nursery() as nursery:
-        pump = Pump(stream, Engine(Settings("management tests", login=login)))
-        nursery.start_soon(pump.run)
-        await pump.opened()
-        yield pump
-        pump.close()
+        connection = ClientConnection(stream, Engine(Settings("management tests", login=login)))
+        nursery.start_soon(connection.run)
+        await connection.opened()
+        yield connection
+        connection.close()
 
 
 @asynccontextmanager
 async def scene(rabbit: Rabbit) -> AsyncGenerator[Scene, None]:
     """A connection, with 30 s for all that is done on it."""
     with trio.fail_after(30):
-        async with connected(rabbit, rabbit.user) as pump, management(pump) as manage:
-            at = Scene(pump, await pump.begin(), manage)
+        async with connected(rabbit, rabbit.user) as connection, management(connection) as manage:
+            at = Scene(connection, await connection.begin(), manage)
             try:
                 yield at
             finally:
@@ -268,7 +269,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_passed_over(rabbit: R
     async with scene(rabbit) as at:
         name = await at.declare()
         at.manage._receiver.grant(1)
-        await at.pump.written()
+        await at.connection.written()
         await at.manage._sender.send(request("cancelled", "GET", "/queues/none", None))
         for _ in range(2):
             assert (await at.manage.queue(name)).name == name
@@ -297,11 +298,11 @@ async def test_a_user_without_permission_hears_of_it_and_the_connection_lives_on
     user = f"{rabbit.user}-reader"
     await rabbit.put_user(user, user)
     await rabbit.put(f"permissions/%2F/{user}", {"configure": "^$", "write": "^$", "read": ".*"})
-    async with scene(rabbit) as at, connected(rabbit, user) as pump:
+    async with scene(rabbit) as at, connected(rabbit, user) as connection:
         name = await at.declare()
         denied = f"^queue '{name}' was not deleted: .*amqp:unauthorized-access.*'{user}'"
-        async with management(pump) as manage:
+        async with management(connection) as manage:
             with pytest.raises(LinkBroken, match=denied):
                 await manage.delete(name)
-        async with management(pump) as manage:
+        async with management(connection) as manage:
             assert (await manage.queue(name)).kind == "quorum"

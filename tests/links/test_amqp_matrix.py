@@ -24,11 +24,12 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from links.amqp.addresses import Address, Queue, Raw
 from links.amqp.broker import AmqpBroker
-from links.amqp.ends import Receiver, Session
-from links.amqp.events import ACCEPTED, FAILED, REJECTED, RELEASED, Disposition, State
-from links.amqp.handles import Arrival
-from links.amqp.sections import Sections, split
-from links.amqp.values import Timestamp
+from links.amqp.engine.events import ACCEPTED, FAILED, REJECTED, RELEASED, Disposition, State
+from links.amqp.engine.handles import Arrival
+from links.amqp.engine.receiver import Receiver
+from links.amqp.engine.session import Session
+from links.amqp.wire.sections import Sections, split
+from links.amqp.wire.values import Timestamp
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused
 from tests.links.amqp_kit import PATIENCE, Place, never_lost, places
 
@@ -85,7 +86,7 @@ class Rig:
 
     def attach(self, address: Address) -> Receiver:
         life = self.broker.life
-        return life.pump.attach_receiver(self.session, address.on(life.peer), name=life.link_name("matrix"))
+        return life.connection.attach_receiver(self.session, address.on(life.peer), name=life.link_name("matrix"))
 
     async def receiver(self, name: str) -> Receiver:
         """With a credit of one."""
@@ -97,9 +98,9 @@ class Rig:
     async def said(self, address: Address, raw: bytes) -> State:
         """What the broker says of a message, on a link in this session."""
         life = self.broker.life
-        sender = life.pump.attach_sender(self.session, address.on(life.peer), name=life.link_name("matrix"))
+        sender = life.connection.attach_sender(self.session, address.on(life.peer), name=life.link_name("matrix"))
         await sender.attached()
-        outcome = await (await sender.send(raw)).outcome()
+        outcome = await (await sender.send(raw)).answered()
         assert outcome is not None
         return outcome.state
 
@@ -109,7 +110,7 @@ async def rig(place: Place) -> AsyncGenerator[Rig, None]:
     broker = place.broker()
     with trio.fail_after(PATIENCE):
         async with broker.connect():
-            yield Rig(broker, await broker.life.pump.begin())
+            yield Rig(broker, await broker.life.connection.begin())
 
 
 async def waiting(place: Place, name: str, count: int) -> list[Sections]:

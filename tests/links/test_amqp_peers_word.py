@@ -15,9 +15,9 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from links.abc import Link, Order, Received
 from links.amqp import AmqpBroker
-from links.amqp.binding import lib
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.events import ACCEPTED, Arrived, OutcomeOf, Spoken, State
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.engine.binding import lib
+from links.amqp.engine.events import ACCEPTED, Arrived, DispositionOf, Spoken, State
 from links.errors import LeaseLost
 from settlement.amqp import Accepted
 from settlement.ledger import Line
@@ -37,7 +37,7 @@ RELEASED = int(State.RELEASED)
 
 def say(pair: Pair, number: int, state: int, *, settled: bool) -> None:
     """Let the server say something of a message that it has sent, as no method of ours does."""
-    sent = {known: pointer for pointer, (_, known) in pair.server._listener.sent.items()}
+    sent = {known: pointer for pointer, (_, known) in pair.server._reader.sent.items()}
     if state:
         lib.pn_delivery_update(sent[number], state)
     if settled:
@@ -74,7 +74,7 @@ def test_any_outcome_is_heard_and_conceded(pair: Pair, state: int, settled: bool
     assert [arrival.pointer in spoken.which for arrival in at.arrivals] == [False, True, False]
     pair.client.concede(at.arrivals[1])
     assert not pair.client.settle(at.arrivals[1])
-    outcomes = [event for event in pair.took() if isinstance(event, OutcomeOf)]
+    outcomes = [event for event in pair.took() if isinstance(event, DispositionOf)]
     assert [(each.number, each.disposition and int(each.disposition.state)) for each in outcomes] == (
         [] if settled else [(at.numbers[1], state)]
     )
@@ -132,7 +132,7 @@ class Held:
         """Let the broker say this of each delivery with such a body that is with the client."""
         peer = self.embedded.peers[0]
         for consumer in peer.consumers.values():
-            sent = {known: pointer for pointer, (_, known) in peer.engine._listener.sent.items()}
+            sent = {known: pointer for pointer, (_, known) in peer.engine._reader.sent.items()}
             for number, message in list(consumer.unsettled.items()):
                 if message.raw[-1:] in bodies and number in sent:
                     lib.pn_delivery_update(sent[number], state)

@@ -12,9 +12,9 @@ from actors import Subscription, open_runtime
 from actors.events import Degraded, Event, Recovered
 from links.amqp.addresses import Raw
 from links.amqp.broker import AmqpBroker
-from links.amqp.events import State
+from links.amqp.engine.events import State
 from links.amqp.publisher import AmqpPublisher
-from links.amqp.sections import split
+from links.amqp.wire.sections import split
 from links.errors import LinkBroken, PublishNotAccepted
 from settlement import Policy, Retry
 from tests.links.amqp_kit import Handler, OnRabbitMQ, Place, places, put, rabbits, raw_of, take, until

@@ -15,19 +15,19 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from actors import Subscription, open_runtime
 from links.amqp.addresses import Queue, Raw, Topic
-from links.amqp.binding import lib
 from links.amqp.broker import AmqpBroker
+from links.amqp.connection_life import ConnectionLife
 from links.amqp.deliveries import disposition
-from links.amqp.embedded import EmbeddedBroker, QueuePolicy
-from links.amqp.ends import Session
-from links.amqp.engine import Engine
-from links.amqp.events import Terminus
-from links.amqp.life import Life
-from links.amqp.pump import Pump
+from links.amqp.embedded.broker import EmbeddedBroker, QueuePolicy
+from links.amqp.engine.binding import lib
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import Terminus
+from links.amqp.engine.session import Session
+from links.amqp.engine.settings import Login, Settings
 from links.amqp.rabbitmq import Peer
-from links.amqp.settings import Login, Settings
-from links.amqp.values import LIST, MAP, compound, string, symbol, variable
-from links.amqp.wire import ATTACH, BEGIN, FLOW, TRANSFER, flow_frame, packed, uint
+from links.amqp.wire.frames import ATTACH, BEGIN, FLOW, TRANSFER, flow_frame, packed, uint
+from links.amqp.wire.values import LIST, MAP, compound, string, symbol, variable
 from links.errors import ConnectionBroken
 from settlement import Ack, Delivery, Outcome, Policy, Retry, RetryAfter
 from settlement.amqp import AT_MOST_ONCE, Modified
@@ -122,23 +122,23 @@ async def test_what_a_peer_says_by_mistake_is_weather_and_never_a_bug(
 @asynccontextmanager
 async def scene(
     server: EmbeddedBroker, wrap: Callable[[trio.abc.Stream], trio.abc.Stream] = lambda stream: stream
-) -> AsyncGenerator[tuple[Pump, Session, list[BaseException]], None]:
+) -> AsyncGenerator[tuple[ClientConnection, Session, list[BaseException]], None]:
     """An open connection and a session on it."""
     ended: list[BaseException] = []
     async with server.running(), trio.open_nursery() as nursery:
-        pump = Pump(wrap(server.connect_in_memory()), Engine(Settings("client", login=Login())))
+        connection = ClientConnection(wrap(server.connect_in_memory()), Engine(Settings("client", login=Login())))
 
         async def run() -> None:
             try:
-                await pump.run()
+                await connection.run()
             except Exception as error:  # noqa: BLE001 -- whatever it is, the test looks at it
                 ended.append(error)
 
         nursery.start_soon(run)
-        await pump.opened()
-        session = await pump.begin()
+        await connection.opened()
+        session = await connection.begin()
         await session.opened()
-        yield pump, session, ended
+        yield connection, session, ended
         nursery.cancel_scope.cancel()
 
 
@@ -168,17 +168,17 @@ class Passing(trio.abc.Stream):
 
 async def test_bytes_that_come_in_the_tick_of_a_break_are_nobodys(autojump_clock: Clock) -> None:
     """A write fails while the reader has something in hand: a break, and no KeyError."""
-    pumps: list[Pump] = []
+    connections: list[ClientConnection] = []
 
     class Breaking(Passing):
         def received(self, data: bytes) -> None:
             if BODY in data:
-                pumps[0].break_off("the connection was cut")
+                connections[0].break_off("the connection was cut")
 
     server = EmbeddedBroker()
-    async with scene(server, Breaking) as (pump, session, ended):
-        pumps.append(pump)
-        receiver = pump.attach_receiver(session, Terminus("orders"))
+    async with scene(server, Breaking) as (connection, session, ended):
+        connections.append(connection)
+        receiver = connection.attach_receiver(session, Terminus("orders"))
         await receiver.attached()
         receiver.grant(1)
         server.publish("orders", BODY)
@@ -189,22 +189,22 @@ async def test_bytes_that_come_in_the_tick_of_a_break_are_nobodys(autojump_clock
 
 
 async def test_waiting_for_a_write_ends_where_the_connection_has(autojump_clock: Clock) -> None:
-    """`Mover.written` raises what ended the connection, also where something was ordered since."""
+    """`Driver.written` raises what ended the connection, also where something was ordered since."""
     server = EmbeddedBroker()
-    async with scene(server) as (pump, _, ended):
+    async with scene(server) as (connection, _, ended):
         server.peers[0].close()
         await trio.sleep(10)
         assert ended
-        pump.kick()
+        connection.kick()
         with trio.fail_after(1), pytest.raises(ConnectionBroken):
-            await pump.written()
+            await connection.written()
 
 
 async def test_a_send_that_is_cancelled_in_the_tick_of_the_credit_was_not_sent(autojump_clock: Clock) -> None:
     """`Sender.send`: cancelled, nothing was sent; and who waits behind it is sent."""
     server = EmbeddedBroker()
-    async with scene(server) as (pump, session, _):
-        sender = pump.attach_sender(session, Terminus("orders"))
+    async with scene(server) as (connection, session, _):
+        sender = connection.attach_sender(session, Terminus("orders"))
         await sender.attached()
         await trio.sleep(1)
         sender.credit = 0
@@ -229,8 +229,8 @@ async def test_a_send_that_is_cancelled_in_the_tick_of_the_credit_was_not_sent(a
 async def test_publishers_share_a_session_also_where_beginning_it_takes_time(autojump_clock: Clock) -> None:
     """A-5.6. A channel rests after the end of a session; three publishers begin meanwhile."""
     server = EmbeddedBroker()
-    async with scene(server) as (pump, session, _):
-        life = Life(pump, Peer(), 1)
+    async with scene(server) as (connection, session, _):
+        life = ConnectionLife(connection, Peer(), 1)
         session.end()
         await session.ended()
         async with trio.open_nursery() as nursery:
@@ -316,8 +316,8 @@ async def test_of_a_delivery_that_came_settled_nothing_but_an_ack_is_booked(
             await trio.sleep(5)
             ledger = runtime.ledger("orders")
             assert (ledger.received, ledger.acked, ledger.retried, ledger.refused) == (1, acked, 0, refused)
-            engine = client.life.pump.engine
-            assert [lib.pn_link_unsettled(link.pointer) for link in engine._listener.links.values()] == [0]
+            engine = client.life.connection.engine
+            assert [lib.pn_link_unsettled(link.pointer) for link in engine._reader.links.values()] == [0]
 
 
 async def test_a_delay_beyond_64_bits_is_the_longest_that_there_is(autojump_clock: Clock) -> None:
@@ -363,9 +363,9 @@ async def test_an_unreadable_message_that_is_answered_by_retry_after_is_held(aut
 async def test_after_a_drain_a_flow_that_was_said_before_proves_nothing(autojump_clock: Clock) -> None:
     """DESIGN 6: *proved* means that the peer has seen the disposition."""
     server = EmbeddedBroker()
-    async with scene(server) as (pump, session, _):
+    async with scene(server) as (connection, session, _):
         server.publish("orders", BODY)
-        receiver = pump.attach_receiver(session, Terminus("orders"))
+        receiver = connection.attach_receiver(session, Terminus("orders"))
         await receiver.attached()
         receiver.grant(1)
         (arrival,) = await receiver.receive(1)

@@ -5,8 +5,8 @@ from uuid import UUID
 
 import pytest
 
-from links.amqp.sections import Properties, Sections, split
-from links.amqp.values import Other, Symbol, Timestamp, Undecodable, Value
+from links.amqp.wire.sections import Properties, Sections, split
+from links.amqp.wire.values import Other, Symbol, Timestamp, Undecodable, Value
 from settlement.attempts import RETRY_HEADER
 
 pytestmark = pytest.mark.amqp

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from links.amqp.headers import WELL_KNOWN
-from links.amqp.messages import copy, encode, with_annotation
-from links.amqp.sections import split, walk
-from links.amqp.values import Timestamp, Undecodable, items, skip
+from links.amqp.wire.headers import WELL_KNOWN
+from links.amqp.wire.messages import copy, encode, with_annotation
+from links.amqp.wire.sections import split, walk
+from links.amqp.wire.values import Timestamp, Undecodable, items, skip
 from settlement.attempts import RETRY_HEADER
 from settlement.delivery import Letter
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from links.amqp.messages import copy, encode, with_annotation
-from links.amqp.sections import split
-from links.amqp.values import Timestamp
+from links.amqp.wire.messages import copy, encode, with_annotation
+from links.amqp.wire.sections import split
+from links.amqp.wire.values import Timestamp
 from settlement.attempts import RETRY_HEADER
 from settlement.delivery import Letter
 

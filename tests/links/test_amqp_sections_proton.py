@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from links.amqp.headers import WELL_KNOWN
-from links.amqp.messages import copy, encode, with_annotation
-from links.amqp.sections import split
-from links.amqp.values import Symbol, Timestamp, Undecodable
+from links.amqp.wire.headers import WELL_KNOWN
+from links.amqp.wire.messages import copy, encode, with_annotation
+from links.amqp.wire.sections import split
+from links.amqp.wire.values import Symbol, Timestamp, Undecodable
 from settlement.attempts import RETRY_HEADER
 from settlement.delivery import Letter
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from links.abc import Received
 from links.amqp.deliveries import raw_of, received
-from links.amqp.handles import Arrival, LinkHandle
-from links.amqp.messages import encode
-from links.amqp.sections import quick, split
-from links.amqp.values import Undecodable
+from links.amqp.engine.handles import Arrival, LinkHandle
+from links.amqp.wire.messages import encode
+from links.amqp.wire.sections import quick, split
+from links.amqp.wire.values import Undecodable
 from settlement.attempts import RETRY_HEADER
 from settlement.delivery import Delivery, Letter, decoded
 from tests.links.test_amqp_sections_laws import letters, messages

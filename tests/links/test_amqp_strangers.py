@@ -1,4 +1,4 @@
-"""links.amqp.dial.explain: what a pump raises where the peer is a stranger, or does not let this client in."""
+"""links.amqp.dial.explain: what a connection raises where the peer is a stranger, or does not let this client in."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import trustme
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from links.amqp.dial import dial, explain
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.engine import Engine
-from links.amqp.pump import Pump
-from links.amqp.settings import Login, Settings
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.settings import Login, Settings
 from links.amqp.urls import Target, parse
 from links.errors import ConnectionBroken, LinkError, LinkRefused
 from tests.links.dial_kit import (
@@ -40,12 +40,12 @@ WRONG = "hush8"
 
 async def explained(stream: trio.abc.Stream, target: Target, login: Login, idle_timeout: float = 30.0) -> LinkError:
     """What ends a connection that does not come to be."""
-    pump = Pump(stream, Engine(Settings("client", target.hostname, login, idle_timeout)))
+    connection = ClientConnection(stream, Engine(Settings("client", target.hostname, login, idle_timeout)))
     try:
         with trio.fail_after(30):
-            await pump.run()
+            await connection.run()
     except LinkError as error:
-        assert pump.peer is None
+        assert connection.remote is None
         try:
             raise explain(error, target, login, opened=False) from error
         except LinkError as said:
@@ -208,7 +208,7 @@ def test_what_a_peer_says_for_itself_stands_as_it_is() -> None:
 
 @pytest.mark.parametrize("stranger", [False, True])
 async def test_a_client_certificate_that_is_missing_or_not_trusted(stranger: bool) -> None:
-    """TLS 1.3 says so behind the handshake, so that the pump hears it."""
+    """TLS 1.3 says so behind the handshake, so that the connection hears it."""
     ca, trusting = trustme.CA(), ssl.create_default_context()
     ca.configure_trust(trusting)
     context = context_of(ca.issue_cert("127.0.0.1"))

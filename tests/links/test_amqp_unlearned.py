@@ -14,7 +14,7 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from actors import Subscription, connected, open_runtime
 from links.amqp import AmqpBroker, EmbeddedBroker
-from links.amqp.life import Life
+from links.amqp.connection_life import ConnectionLife
 from links.amqp.rabbitmq import QueueInfo
 from links.errors import LinkBroken, LinkRefused
 from settlement import Copies, Delivery, Native, Policy, Retry
@@ -53,10 +53,10 @@ def kind(name: str) -> QueueInfo:
 def manage(monkeypatch: pytest.MonkeyPatch) -> Management:
     management = Management()
 
-    async def ask(_: Life, name: str) -> QueueInfo:
+    async def ask(_: ConnectionLife, name: str) -> QueueInfo:
         return await management.queue(name)
 
-    monkeypatch.setattr(Life, "_ask", ask)
+    monkeypatch.setattr(ConnectionLife, "_ask", ask)
     return management
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from links.amqp.settings import Login
+from links.amqp.engine.settings import Login
 from links.amqp.urls import Target, login, parse
 
 pytestmark = pytest.mark.amqp

@@ -140,7 +140,7 @@ async def cut_with_dispositions_on_the_wire(rabbit: Rabbit, freeze: str) -> Told
             getattr(network, freeze)()
             go.set()
             await until(lambda: said(trace) == PROVED + WRITTEN)
-            await broker.life.pump.written()
+            await broker.life.connection.written()
             if freeze == "freeze_to_client":
                 await rabbit.until_depth(name, 0)  # it has seen them
             acked = log.booked(Line.ACKED)

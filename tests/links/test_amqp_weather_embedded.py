@@ -14,10 +14,10 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from actors import Subscription, connected, open_runtime
 from links.amqp.broker import AmqpBroker
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.engine import Engine
-from links.amqp.pump import Pump
-from links.amqp.settings import Login, Settings
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.settings import Login, Settings
 from links.errors import LinkBroken
 from settlement import Delivery
 from tests.weather.cable import Cable
@@ -100,12 +100,12 @@ async def slowly(delivery: Delivery[bytes]) -> None:
 async def test_a_session_that_is_ended_at_once_ends_nothing_else(autojump_clock: trio.testing.MockClock) -> None:
     """A peer on proton that hears begin and end together answers with a begin that is nobody's."""
     async with scene() as at, trio.open_nursery() as nursery:
-        pump = Pump(await at.connect(), Engine(Settings("client", login=Login(), idle_timeout=10.0)))
-        nursery.start_soon(pump.run)
-        await pump.opened()
-        (await pump.begin()).end()
+        connection = ClientConnection(await at.connect(), Engine(Settings("client", login=Login(), idle_timeout=10.0)))
+        nursery.start_soon(connection.run)
+        await connection.opened()
+        (await connection.begin()).end()
         await trio.sleep(1.0)
-        assert pump.over is None
+        assert connection.over is None
         with trio.fail_after(10.0):
-            await (await pump.begin()).opened()
-        pump.close()
+            await (await connection.begin()).opened()
+        connection.close()

@@ -92,7 +92,7 @@ async def test_a_half_open_connection_is_noticed(rabbit: Rabbit) -> None:
 
 STOPPED: Final = """
 import trio
-from links.amqp.embedded import EmbeddedBroker
+from links.amqp.embedded.broker import EmbeddedBroker
 
 async def main():
     async with EmbeddedBroker().serve() as url:
@@ -346,7 +346,7 @@ async def test_what_had_no_credit_was_not_sent_and_goes_in_order_in_the_next_lif
             async with trio.open_nursery() as nursery:
                 for number in range(300):
                     await nursery.start(publish, number)
-                await broker.life.pump.written()
+                await broker.life.connection.written()
                 assert not results
                 network.cut()
                 network.thaw()

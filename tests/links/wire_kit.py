@@ -11,8 +11,8 @@ from typing import Any, Final
 import attrs
 import trio
 
-from links.amqp.values import LIST, elements, items, scalar, skip
-from links.amqp.wire import ATTACH, BEGIN, FLOW, TRANSFER, Frame, Frames
+from links.amqp.wire.frames import ATTACH, BEGIN, FLOW, TRANSFER, Frame, Frames
+from links.amqp.wire.values import LIST, elements, items, scalar, skip
 
 __all__ = ["ATTACH", "BEGIN", "DISPOSITION", "FLOW", "TRANSFER", "Seen", "Taking", "Trace", "Wire", "ids"]
 

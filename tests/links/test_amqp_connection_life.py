@@ -1,4 +1,4 @@
-"""links.amqp.life: a peer that does not answer holds up nobody for ever."""
+"""links.amqp.connection_life: a peer that does not answer holds up nobody for ever."""
 
 from __future__ import annotations
 

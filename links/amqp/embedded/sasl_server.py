@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from hmac import compare_digest
 from typing import Final
 
-from links.amqp.values import Undecodable, symbol, text
-from links.amqp.wire import Frame, Frames, WireError, fields_of, packed
+from links.amqp.wire.frames import Frame, Frames, WireError, fields_of, packed
+from links.amqp.wire.values import Undecodable, symbol, text
 
 __all__ = ["SaslServer"]
 

@@ -1,4 +1,4 @@
-"""One life of a connection: the pump, who the peer is, and the sessions that all publishers share; on a RabbitMQ one
+"""One life of a broker's connection: who the peer is, and the sessions that all publishers share; on a RabbitMQ one
 more for the questions to its management, and one more in which a link to an address is tried first, since many a
 refusal ends the session (no permission; 4.0: each).
 
@@ -20,15 +20,15 @@ import attrs
 import trio
 
 from links.amqp.addresses import Address
-from links.amqp.ends import Session
-from links.amqp.events import Terminus
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.events import Terminus
+from links.amqp.engine.sender import Sender, Sent
+from links.amqp.engine.session import Session
 from links.amqp.management import Management
-from links.amqp.pump import Pump
 from links.amqp.rabbitmq import Peer, QueueInfo
-from links.amqp.sender import Sender, Sent
 from links.errors import LinkBroken, LinkRefused
 
-__all__ = ["AGAIN", "ATTACH", "Life"]
+__all__ = ["AGAIN", "ATTACH", "ConnectionLife"]
 
 AGAIN: Final = 5.0
 """Seconds for which a management that did not answer is not asked again."""
@@ -56,11 +56,11 @@ class _Way:
         return self.sender is not None and self.sender.idle and not self.attaching.locked()
 
 
-class Life:
+class ConnectionLife:
     """From the peer's open to the end of the connection."""
 
-    def __init__(self, pump: Pump, peer: Peer, number: int) -> None:
-        self.pump = pump
+    def __init__(self, connection: ClientConnection, peer: Peer, number: int) -> None:
+        self.connection = connection
         self.peer = peer
         self.number = number
         """As `Broker.lives`."""
@@ -97,8 +97,8 @@ class Life:
 
     async def _ask(self, name: str) -> QueueInfo:
         if self._manager is None or self._manager.is_broken:  # one that is mute is kept: its session may be stuck
-            session = await self.pump.begin()
-            manager = Management(self.pump, session)
+            session = await self.connection.begin()
+            manager = Management(self.connection, session)
             try:
                 await manager.attached()
             except BaseException:
@@ -136,7 +136,7 @@ class Life:
         way = self._ways.get(address)
         if way is not None and way.sender is not None and way.sender.remote is not None:
             return way.sender.max_message
-        return self.pump.max_message
+        return self.connection.max_message
 
     async def _attached_to(self, address: Address, way: _Way) -> Sender:
         try:
@@ -151,7 +151,7 @@ class Life:
         if self.peer.is_rabbitmq:
             await self._try(to)
         async with self._placing:
-            sender = self.pump.attach_sender(await self._place(), to, name=self.link_name("sender"))
+            sender = self.connection.attach_sender(await self._place(), to, name=self.link_name("sender"))
         return await self._attached(sender)
 
     async def _place(self) -> Session:
@@ -166,7 +166,7 @@ class Life:
                 continue
             try:
                 if len(self._sessions) < SESSIONS:
-                    self._sessions.append(await self.pump.begin())
+                    self._sessions.append(await self.connection.begin())
                     continue
             except LinkRefused:
                 if not self._sessions:
@@ -186,7 +186,7 @@ class Life:
         sender.detach()
         with trio.move_on_after(ATTACH):
             await sender.detached()
-            await self.pump.written()  # the answer to the peer's own detach is what frees a handle, too
+            await self.connection.written()  # the answer to the peer's own detach is what frees a handle, too
             return True
         raise LinkBroken(f"no answer to a detach within {ATTACH:g} s")
 
@@ -194,8 +194,8 @@ class Life:
         """A refusal may end the session, of all publishers: so the link is tried in one in which nobody is."""
         async with self._trying:
             if self._trial is None or self._trial.broken is not None:
-                self._trial = await self.pump.begin()
-            sender = self.pump.attach_sender(self._trial, to, name=self.link_name("sender"))
+                self._trial = await self.connection.begin()
+            sender = self.connection.attach_sender(self._trial, to, name=self.link_name("sender"))
             (await self._attached(sender)).detach()
 
     async def _attached(self, sender: Sender) -> Sender:

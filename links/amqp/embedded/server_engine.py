@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import attrs
 
-from links.amqp.binding import lib
-from links.amqp.engine import Engine
-from links.amqp.events import Condition, CreditGranted, SessionOpened
-from links.amqp.handles import LinkHandle, SessionHandle
-from links.amqp.sasl import SaslServer
-from links.amqp.settings import Settings
-from links.amqp.values import scalar, text
-from links.amqp.wire import (
+from links.amqp.embedded.sasl_server import SaslServer
+from links.amqp.engine.binding import lib
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import Condition, CreditGranted, SessionOpened
+from links.amqp.engine.handles import LinkHandle, SessionHandle
+from links.amqp.engine.settings import Settings
+from links.amqp.wire.frames import (
     ATTACH,
     BEGIN,
     DISPOSITION,
@@ -30,8 +29,9 @@ from links.amqp.wire import (
     flow_frame,
     wants_echo,
 )
+from links.amqp.wire.values import scalar, text
 
-__all__ = ["AcceptingEngine"]
+__all__ = ["ServerEngine"]
 
 _WINDOW = 2**31 - 1
 _RANGE = 1 << 24
@@ -50,7 +50,7 @@ class _Channel:
     outgoing: int = 0
 
 
-class AcceptingEngine(Engine):
+class ServerEngine(Engine):
     """The accepting end of a connection."""
 
     def __init__(self, settings: Settings, sasl: SaslServer) -> None:
@@ -96,7 +96,7 @@ class AcceptingEngine(Engine):
 
     def _note(self, frame: Frame) -> None:
         """What the engine has just made of this frame."""
-        for event in reversed(self._listener.heard):
+        for event in reversed(self._reader.heard):
             match event:
                 case SessionOpened(session) if frame.code == BEGIN:
                     self._theirs[frame.channel] = _Channel(session, _int(fields_of(frame)[1]))

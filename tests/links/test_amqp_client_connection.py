@@ -1,4 +1,4 @@
-"""links.amqp.pump: one connection's tasks, over memory streams in virtual time, against the embedded broker."""
+"""links.amqp.engine.client_connection: its tasks, over memory streams in virtual time, against the embedded broker."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import trio.testing
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.embedded_peer import Peer
-from links.amqp.ends import Receiver, Session
-from links.amqp.engine import Engine
-from links.amqp.events import ACCEPTED, Condition, Terminus
-from links.amqp.pump import Pump
-from links.amqp.sender import Sender
-from links.amqp.settings import Login, Settings
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.embedded.server_connection import ServerConnection
+from links.amqp.engine.client_connection import ClientConnection
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import ACCEPTED, Condition, Terminus
+from links.amqp.engine.receiver import Receiver
+from links.amqp.engine.sender import Sender
+from links.amqp.engine.session import Session
+from links.amqp.engine.settings import Login, Settings
 from links.errors import ConnectionBroken, LinkBroken, LinkError, LinkRefused
 
 pytestmark = pytest.mark.amqp
@@ -30,21 +31,21 @@ IDLE = 10.0
 @attrs.define
 class Scene:
     broker: EmbeddedBroker
-    pump: Pump
+    connection: ClientConnection
     session: Session
     ended: list[LinkError]
 
     @property
-    def peer(self) -> Peer:
+    def peer(self) -> ServerConnection:
         return self.broker.peers[0]
 
     async def receiver(self, address: str = "orders") -> Receiver:
-        receiver = self.pump.attach_receiver(self.session, Terminus(address))
+        receiver = self.connection.attach_receiver(self.session, Terminus(address))
         await receiver.attached()
         return receiver
 
     async def sender(self, address: str = "orders") -> Sender:
-        sender = self.pump.attach_sender(self.session, Terminus(address))
+        sender = self.connection.attach_sender(self.session, Terminus(address))
         await sender.attached()
         return sender
 
@@ -60,27 +61,27 @@ async def scene(
     ended: list[LinkError] = []
     async with broker.running(), trio.open_nursery() as nursery:
         settings = Settings("client", login=login or Login(), idle_timeout=IDLE)
-        pump = Pump(wrap(broker.connect_in_memory()), Engine(settings))
+        connection = ClientConnection(wrap(broker.connect_in_memory()), Engine(settings))
 
         async def run() -> None:
             try:
-                await pump.run()
+                await connection.run()
             except LinkError as error:
                 ended.append(error)
 
         nursery.start_soon(run)
-        await pump.opened()
-        session = await pump.begin()
+        await connection.opened()
+        session = await connection.begin()
         await session.opened()
-        yield Scene(broker, pump, session, ended)
-        pump.close()
+        yield Scene(broker, connection, session, ended)
+        connection.close()
 
 
 async def test_deliveries_come_and_are_settled(autojump_clock: trio.testing.MockClock) -> None:
     async with scene() as at:
         receiver, sender = await at.receiver(), await at.sender()
         for number in range(5):
-            assert await (await sender.send(b"%d" % number)).outcome() == ACCEPTED
+            assert await (await sender.send(b"%d" % number)).answered() == ACCEPTED
         receiver.grant(3)
         with trio.fail_after(1):
             taken = await receiver.receive(2)
@@ -89,7 +90,7 @@ async def test_deliveries_come_and_are_settled(autojump_clock: trio.testing.Mock
         assert at.peer.unsettled == 3
         for each in taken:
             assert receiver.settle(each)
-        await at.pump.written()
+        await at.connection.written()
         assert await receiver.proved()
         assert (at.peer.unsettled, [each.raw for each in at.broker.store.queue("orders")]) == (0, [b"3", b"4"])
     assert at.ended == []
@@ -114,8 +115,8 @@ async def test_a_refused_attach_says_why(autojump_clock: trio.testing.MockClock)
         at.broker.refuse("gone", Condition("amqp:not-found", "no queue 'gone'"))
         for by_session in (False, True):
             at.broker.refuses_by_session = by_session
-            session = await at.pump.begin()
-            receiver = at.pump.attach_receiver(session, Terminus("gone"))
+            session = await at.connection.begin()
+            receiver = at.connection.attach_receiver(session, Terminus("gone"))
             with pytest.raises(LinkRefused, match=r"gone.*amqp:not-found"):
                 await receiver.attached()
         await at.receiver("here")
@@ -150,9 +151,9 @@ async def test_a_severed_connection_wakes_everybody(autojump_clock: trio.testing
                 receiver.until_broken,
                 lambda: receiver.receive(1),
                 lambda: receiver.proved(60.0),
-                sent.outcome,
+                sent.answered,
                 at.session.opened if not at.session.handle.opened else receiver.until_broken,
-                lambda: at.pump.next_frames(10**9),
+                lambda: at.connection.next_frames(10**9),
             ]
             for call in calls:
                 nursery.start_soon(wait, call)
@@ -160,7 +161,7 @@ async def test_a_severed_connection_wakes_everybody(autojump_clock: trio.testing
             at.peer.sever()
         assert len(woken) == len(calls)
         with pytest.raises(ConnectionBroken):
-            await at.pump.begin()
+            await at.connection.begin()
     assert [type(error) for error in at.ended] == [ConnectionBroken]
 
 
@@ -224,17 +225,17 @@ async def test_a_writer_that_is_stuck_hides_no_silence(autojump_clock: trio.test
             await receiver.until_broken()
         assert trio.current_time() - began <= 2 * IDLE
         with pytest.raises(ConnectionBroken):
-            await at.pump.written()
+            await at.connection.written()
     assert trio.current_time() - began <= 2 * IDLE + 2
 
 
 async def test_a_mute_peer_at_the_start(autojump_clock: trio.testing.MockClock) -> None:
     ours, _theirs = trio.testing.memory_stream_pair()
-    pump = Pump(ours, Engine(Settings("client", login=Login(), idle_timeout=IDLE)))
+    connection = ClientConnection(ours, Engine(Settings("client", login=Login(), idle_timeout=IDLE)))
     with trio.fail_after(2 * IDLE), pytest.raises(ConnectionBroken, match="resource-limit"):
-        await pump.run()
+        await connection.run()
     with pytest.raises(ConnectionBroken):
-        await pump.opened()
+        await connection.opened()
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.0 400 Bad\r\n\r\n", b""])
@@ -242,7 +243,7 @@ async def test_a_stranger_is_a_refusal_and_an_early_end_is_weather(
     said: bytes, autojump_clock: trio.testing.MockClock
 ) -> None:
     ours, theirs = trio.testing.memory_stream_pair()
-    pump = Pump(ours, Engine(Settings("client", login=Login(), idle_timeout=IDLE)))
+    connection = ClientConnection(ours, Engine(Settings("client", login=Login(), idle_timeout=IDLE)))
     async with trio.open_nursery() as nursery:
 
         @nursery.start_soon
@@ -253,7 +254,7 @@ async def test_a_stranger_is_a_refusal_and_an_early_end_is_weather(
             await theirs.aclose()
 
         with pytest.raises(LinkRefused if said else ConnectionBroken):
-            await pump.run()
+            await connection.run()
 
 
 @pytest.mark.parametrize(
@@ -271,15 +272,15 @@ async def test_logins(login: Login, welcome: bool, autojump_clock: trio.testing.
     broker = EmbeddedBroker(users={"guest": "secret"}, anonymous=False)
     assert "secret" not in repr(login)
     async with broker.running(), trio.open_nursery() as nursery:
-        pump = Pump(broker.connect_in_memory(), Engine(Settings("client", login=login)))
+        connection = ClientConnection(broker.connect_in_memory(), Engine(Settings("client", login=login)))
         if welcome:
-            nursery.start_soon(pump.run)
-            await pump.opened()
+            nursery.start_soon(connection.run)
+            await connection.opened()
             assert broker.peers[0].sasl.user == "guest"
-            pump.close()
+            connection.close()
         else:
             with pytest.raises(LinkRefused) as refused:
-                await pump.run()
+                await connection.run()
             assert "secret" not in str(refused.value)
             assert "wrong" not in str(refused.value)
 
@@ -287,19 +288,19 @@ async def test_logins(login: Login, welcome: bool, autojump_clock: trio.testing.
 async def test_a_goodbye_is_bounded_by_its_owner(autojump_clock: trio.testing.MockClock) -> None:
     broker = EmbeddedBroker()
     async with broker.running(), trio.open_nursery() as nursery:
-        pump = Pump(broker.connect_in_memory(), Engine(Settings("client")))
+        connection = ClientConnection(broker.connect_in_memory(), Engine(Settings("client")))
         scope = trio.CancelScope()
 
         async def run() -> None:
             with scope:
-                await pump.run()
+                await connection.run()
 
         nursery.start_soon(run)
-        await pump.opened()
+        await connection.opened()
         broker.peers[0].freeze()
-        pump.close()
+        connection.close()
         began = scope.deadline = trio.current_time() + 5.0
-        receiver = await pump.begin()
+        receiver = await connection.begin()
         with pytest.raises(ConnectionBroken):
             await receiver.opened()
         assert trio.current_time() == began
@@ -308,6 +309,6 @@ async def test_a_goodbye_is_bounded_by_its_owner(autojump_clock: trio.testing.Mo
 async def test_a_cancelled_pump_tells_its_waiters(autojump_clock: trio.testing.MockClock) -> None:
     async with scene() as at:
         receiver = await at.receiver()
-        at.pump._scope.cancel()
+        at.connection._scope.cancel()
         with pytest.raises(ConnectionBroken, match="this side"):
             await receiver.receive(1)

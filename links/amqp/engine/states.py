@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from links.amqp.binding import Pointer, condition_of, lib, map_of, put_symbols, symbols_of, text_of
-from links.amqp.events import Disposition, Opened, State, Terminus
+from links.amqp.engine.binding import Pointer, condition_of, lib, map_of, put_symbols, symbols_of, text_of
+from links.amqp.engine.events import Disposition, Opened, State, Terminus
 
 __all__ = ["disposition_of", "opened_of", "put_terminus", "terminus_of"]
 

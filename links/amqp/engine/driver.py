@@ -12,12 +12,12 @@ from typing import Final
 
 import trio
 
-from links.amqp.engine import Engine
-from links.amqp.events import Arrived, Closed, Condition, CreditGranted, Event, Opened
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import Arrived, Closed, Condition, CreditGranted, Event, Opened
 from links.errors import ConnectionBroken, LinkError, LinkRefused
 from settlement.groups import alone, raise_bare
 
-__all__ = ["LINGER", "Mover"]
+__all__ = ["LINGER", "Driver"]
 
 LINGER: Final = 0.002
 """Seconds for which orders that are not urgent wait for others, so that equal dispositions become one frame."""
@@ -29,7 +29,7 @@ _QUIET = (Arrived, CreditGranted)
 """Events after which proton itself has nothing to say."""
 
 
-class Mover:
+class Driver:
     """One connection's bytes."""
 
     def __init__(

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from links.amqp.values import LIST, compound, elements, scalar, skip
+from links.amqp.wire.values import LIST, compound, elements, scalar, skip
 
 __all__ = [
     "ATTACH",

@@ -18,10 +18,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 
-from links.amqp.binding import ffi, lib, put_condition, put_map
-from links.amqp.configure import configure
-from links.amqp.echo import Echoes
-from links.amqp.events import (
+from links.amqp.engine.binding import ffi, lib, put_condition, put_map
+from links.amqp.engine.configure import configure
+from links.amqp.engine.echoes import Echoes
+from links.amqp.engine.event_reader import EventReader
+from links.amqp.engine.events import (
     ACCEPTED,
     Closed,
     Condition,
@@ -31,12 +32,11 @@ from links.amqp.events import (
     State,
     Terminus,
 )
-from links.amqp.handles import Arrival, LinkHandle, SessionHandle
-from links.amqp.limits import check_links, check_sessions, note_links
-from links.amqp.listener import Listener
-from links.amqp.settings import Settings
-from links.amqp.states import put_terminus
-from links.amqp.wire import Frame, Watch
+from links.amqp.engine.handles import Arrival, LinkHandle, SessionHandle
+from links.amqp.engine.limits import check_links, check_sessions, note_links
+from links.amqp.engine.settings import Settings
+from links.amqp.engine.states import put_terminus
+from links.amqp.wire.frames import Frame, Watch
 
 __all__ = ["Engine"]
 
@@ -64,9 +64,9 @@ class Engine:
         and another one than what was given back to it."""
         self._heard = False
         self._heard_at: float | None = None
-        self._listener = Listener(accepting=accepting, max_message=settings.max_message)
-        self._transport = self._listener.transport
-        self._connection = self._listener.connection
+        self._reader = EventReader(accepting=accepting, max_message=settings.max_message)
+        self._transport = self._reader.transport
+        self._connection = self._reader.connection
         configure(self._transport, self._connection, settings, accepting=accepting)
 
     @property
@@ -77,7 +77,7 @@ class Engine:
     @property
     def ended(self) -> Closed | Failed | None:
         """Why the connection is over; None: it is not."""
-        return self._listener.ended
+        return self._reader.ended
 
     # --- bytes and time
 
@@ -97,32 +97,32 @@ class Engine:
                 break
             at += count
         self.frames_received = lib.pn_transport_get_frames_input(transport)
-        listener = self._listener
-        listener.listen()
+        reader = self._reader
+        reader.read()
         frames: list[Frame] = []
         if not self.accepting:
             frames = self._watch.feed(bytes(data))
-            listener.heard += self._echoes.answered(frames)
-        if listener.begun:
-            note_links(listener.begun, frames)
+            reader.heard += self._echoes.answered(frames)
+        if reader.begun:
+            note_links(reader.begun, frames)
         if lib.pn_transport_capacity(transport) < 0:
             self._input_is_over()
 
     def mark_heard(self) -> None:
         """The peer is not mute."""
-        self._heard = self._listener.spoken = True
+        self._heard = self._reader.spoken = True
 
     def receive_eof(self) -> None:
         """Nothing more comes from the peer."""
-        self._listener.hung_up = True
+        self._reader.hung_up = True
         lib.pn_transport_close_tail(self._transport)
-        self._listener.listen()
+        self._reader.read()
         self._input_is_over()
 
     def _input_is_over(self) -> None:
         """Proton says why by an event, but for some frames that it cannot decode."""
         if self.ended is None:
-            self._listener.fail(Condition("amqp:decode-error", "the peer has sent what is no AMQP"))
+            self._reader.fail(Condition("amqp:decode-error", "the peer has sent what is no AMQP"))
 
     def data_to_send(self) -> bytes:
         """What is to be written now: whole frames."""
@@ -131,14 +131,14 @@ class Engine:
             data += self._flows()
         if self._echoes:
             data += self._echoes.data_to_send()
-        self._listener.listen()
-        self._listener.free()
+        self._reader.read()
+        self._reader.free()
         return data
 
     def _pull(self) -> bytes:
         transport, chunks = self._transport, list[bytes]()
         while (size := lib.pn_transport_pending(transport)) > 0:
-            buffer = self._listener.buffer(size)
+            buffer = self._reader.buffer(size)
             count = lib.pn_transport_peek(transport, buffer, size)
             chunks.append(ffi.buffer(buffer, count)[:])
             lib.pn_transport_pop(transport, count)
@@ -156,18 +156,18 @@ class Engine:
             silent = self._heard_at + self.settings.idle_timeout * 1.5
             if now >= silent:
                 said = f"nothing was heard for {now - self._heard_at:g} s"
-                self._listener.fail(Condition("amqp:resource-limit-exceeded", said))
+                self._reader.fail(Condition("amqp:resource-limit-exceeded", said))
             deadline = silent if deadline is None else min(deadline, silent)
-        self._listener.listen()
+        self._reader.read()
         return deadline
 
     def events(self) -> list[Event]:
         """What has happened since the last call."""
-        return self._listener.take()
+        return self._reader.take()
 
     def fail(self, condition: Condition) -> None:
         """Give up: `Failed` comes."""
-        self._listener.fail(condition)
+        self._reader.fail(condition)
 
     # --- the connection and its sessions
 
@@ -182,8 +182,8 @@ class Engine:
 
     def begin(self) -> SessionHandle:
         """Begin a session. Raises `LinkRefused` where the peer allows no more of them."""
-        check_sessions(len(self._listener.sessions), self._listener.sessions_allowed)
-        session = self._listener.add_session(lib.pn_session(self._connection))
+        check_sessions(len(self._reader.sessions), self._reader.sessions_allowed)
+        session = self._reader.add_session(lib.pn_session(self._connection))
         lib.pn_session_open(session.pointer)
         return session
 
@@ -246,7 +246,7 @@ class Engine:
         name = name or f"{self.settings.container}-{'sender' if is_sender else 'receiver'}-{self._names}"
         make = lib.pn_sender if is_sender else lib.pn_receiver
         pointer = make(session.pointer, name.encode())
-        link = self._listener.add_link(pointer, session, name, is_sender=is_sender, presettled=presettled)
+        link = self._reader.add_link(pointer, session, name, is_sender=is_sender, presettled=presettled)
         self._echoes.attaching(link)
         put_terminus(lib.pn_link_source(pointer), ends[0])
         put_terminus(lib.pn_link_target(pointer), ends[1])
@@ -284,7 +284,7 @@ class Engine:
 
     def detach(self, link: LinkHandle, condition: Condition | None = None) -> None:
         """Detach a link and close it: what is unsettled goes back."""
-        self._listener.detach(link, condition)
+        self._reader.detach(link, condition)
 
     # --- deliveries that come
 
@@ -366,7 +366,7 @@ class Engine:
     # --- messages that go
 
     def send(self, link: LinkHandle, raw: bytes) -> int:
-        """Send an encoded message; its `OutcomeOf` has the number returned. 0: dead, nothing is sent.
+        """Send an encoded message; its `DispositionOf` has the number returned. 0: dead, nothing is sent.
 
         One that is sent without credit waits in proton's memory.
         """
@@ -382,7 +382,7 @@ class Engine:
         if link.presettled:
             lib.pn_delivery_settle(delivery)
         else:
-            self._listener.sent[delivery] = link, number
+            self._reader.sent[delivery] = link, number
         return number
 
     def credit(self, link: LinkHandle) -> int:
@@ -396,7 +396,7 @@ class Engine:
     @property
     def blocked(self) -> bool:
         """Has a message been sent and not written? A flow that moves its session's window is no event."""
-        return any(link.is_sender and self.queued(link) for link in self._listener.links.values())
+        return any(link.is_sender and self.queued(link) for link in self._reader.links.values())
 
     def drained(self, link: LinkHandle) -> None:
         """Answer a drain: the rest of the credit is given back."""

@@ -1,20 +1,20 @@
-"""The connecting side's face of a connection: sessions, receivers and senders over one `Mover`.
+"""The connecting side's face of a connection: sessions, receivers and senders over one `Driver`.
 
 Orders are plain calls: they are given to the engine and written soon. Answers are awaited. Whatever is awaited raises
 `ConnectionBroken` when the connection is over, `LinkBroken` when the link or its session is, `LinkRefused` where the
 peer refuses a link. One task, `run`, moves the bytes; the rest is called from any task of the same `trio.run`.
 
     async with trio.open_nursery() as nursery:
-        pump = Pump(stream, Engine(settings))
-        nursery.start_soon(pump.run)
-        opened = await pump.opened()
-        receiver = pump.attach_receiver(await pump.begin(), Terminus("orders"))
+        connection = ClientConnection(stream, Engine(settings))
+        nursery.start_soon(connection.run)
+        opened = await connection.opened()
+        receiver = connection.attach_receiver(await connection.begin(), Terminus("orders"))
         await receiver.attached()
         receiver.grant(100)
         for arrival in await receiver.receive(100):
             receiver.settle(arrival, ACCEPTED)
             receiver.grant(1)
-        pump.close()
+        connection.close()
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ from typing import Any, Final, cast
 
 import trio
 
-from links.amqp.ends import End, Receiver, Session
-from links.amqp.engine import Engine
-from links.amqp.events import (
+from links.amqp.engine.driver import LINGER, Driver
+from links.amqp.engine.engine import Engine
+from links.amqp.engine.events import (
     Aborted,
     Arrived,
     CreditGranted,
+    DispositionOf,
     Drained,
     Event,
     LinkAttached,
     LinkDetached,
     Opened,
-    OutcomeOf,
     Proved,
     SessionEnded,
     SessionOpened,
     Spoken,
     Terminus,
 )
-from links.amqp.handles import LinkHandle, SessionHandle
-from links.amqp.mover import LINGER, Mover
-from links.amqp.sender import Sender
+from links.amqp.engine.handles import LinkHandle, SessionHandle
+from links.amqp.engine.link_end import LinkEnd
+from links.amqp.engine.receiver import Receiver
+from links.amqp.engine.sender import Sender
+from links.amqp.engine.session import Session
 
-__all__ = ["Pump"]
+__all__ = ["ClientConnection"]
 
 REST: Final = 0.1
 """Seconds for which the channel of a session that ended is not used again."""
@@ -55,17 +57,17 @@ ENDING: Final = 5.0
 """The same, where the peer has not answered the end."""
 
 
-class Pump(Mover):
+class ClientConnection(Driver):
     """A connection that we opened."""
 
     def __init__(self, stream: trio.abc.Stream, engine: Engine, *, linger: float = LINGER) -> None:
         super().__init__(stream, engine, self._on, linger=linger)
-        self.peer: Opened | None = None
+        self.remote: Opened | None = None
         """What the peer said when it opened the connection."""
         self.max_message: int | None = None
         """The longest message that it takes on every link of a sender so far; None: it has named no limit."""
         self._sessions: dict[SessionHandle, Session] = {}
-        self._ends: dict[LinkHandle, End] = {}
+        self._ends: dict[LinkHandle, LinkEnd] = {}
         self._session_ended_at = -math.inf
         self._changed = trio.lowlevel.ParkingLot()
         self._answers: dict[type[Any], Callable[[Any], None]] = {
@@ -74,11 +76,11 @@ class Pump(Mover):
             SessionEnded: self._on_session_ended,
             LinkDetached: self._on_detached,
         }
-        self._tells: dict[type[Any], Callable[[End, Any], None]] = {
-            LinkAttached: lambda end, event: end.on_attached(event),
+        self._tells: dict[type[Any], Callable[[LinkEnd, Any], None]] = {
+            LinkAttached: self._on_attached,
             Arrived: lambda end, event: end.on_arrived(event.arrivals),
             Aborted: lambda end, _: end.on_aborted(),
-            OutcomeOf: lambda end, event: end.on_outcome(event.number, event.disposition),
+            DispositionOf: lambda end, event: end.on_disposition(event.number, event.disposition),
             Spoken: lambda end, event: end.on_spoken(event.which),
             CreditGranted: lambda end, event: end.on_credit(event.drain),
             Drained: lambda end, _: end.on_drained(),
@@ -86,7 +88,7 @@ class Pump(Mover):
         }
 
     async def run(self) -> None:
-        """Open the connection and move bytes until it is over; as `Mover.run`."""
+        """Open the connection and move bytes until it is over; as `Driver.run`."""
         self.engine.open()
         self.hurry()
         await super().run()
@@ -97,11 +99,11 @@ class Pump(Mover):
         Cancellation: nothing was done.
         """
         await trio.lowlevel.checkpoint()
-        while self.peer is None:
+        while self.remote is None:
             if self.over is not None:
                 raise self.over
             await self._changed.park()
-        return self.peer
+        return self.remote
 
     # --- orders
 
@@ -187,7 +189,7 @@ class Pump(Mover):
             answer(event)
 
     def _on_opened(self, event: Opened) -> None:
-        self.peer = event
+        self.remote = event
         self._changed.unpark_all()
 
     def _on_session_opened(self, event: SessionOpened) -> None:
@@ -206,6 +208,11 @@ class Pump(Mover):
         self._changed.unpark_all()
         for handle in [handle for handle, end in self._ends.items() if end.session is session]:
             self._ends.pop(handle).on_detached(event.condition, "the session ended")
+
+    def _on_attached(self, end: LinkEnd, event: LinkAttached) -> None:
+        if isinstance(end, Sender) and event.max_message is not None:
+            self.max_message = min(event.max_message, self.max_message or event.max_message)
+        end.on_attached(event)
 
     def _on_detached(self, event: LinkDetached) -> None:
         end = self._ends.pop(event.link, None)

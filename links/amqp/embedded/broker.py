@@ -30,42 +30,28 @@ as many messages unsettled as the client gave credit for. Publishers get a credi
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
-import attrs
 import trio
 import trio.testing
 
 from links.abc import beside
-from links.amqp.embedded_peer import Consumer, Peer
-from links.amqp.embedded_store import Message, Queue, QueuePolicy, Store, letter_of
-from links.amqp.events import Condition, Disposition, Terminus
-from links.amqp.settings import Settings
+from links.amqp.embedded.exchange import Exchange
+from links.amqp.embedded.server_connection import ServerConnection
+from links.amqp.embedded.store import QueuePolicy, Store, letter_of
+from links.amqp.engine.settings import Settings
 from links.errors import LinkError
 from settlement.delivery import Letter
 
-__all__ = ["EmbeddedBroker", "QueuePolicy", "Said"]
+__all__ = ["EmbeddedBroker", "QueuePolicy"]
 
 _NO_POLICY = QueuePolicy()
 _LOOPBACK: Final = "127.0.0.1"
 
 
-@attrs.frozen
-class Said:
-    """A disposition that a client sent."""
-
-    address: str
-    disposition: Disposition | None
-    """None: settled without one."""
-    count: int
-    """The delivery-count that the message was delivered with."""
-
-
-class EmbeddedBroker:
+class EmbeddedBroker(Exchange):
     """A broker; nothing runs before `running` or `serve`."""
 
     def __init__(
@@ -80,11 +66,10 @@ class EmbeddedBroker:
         max_message: int = 64 * 2**20,
         keep: int = 10_000,
     ) -> None:
-        self.store = Store(dict(policies or {}), default)
+        super().__init__(Store(dict(policies or {}), default), topic_prefix=topic_prefix, keep=keep)
         self.users = dict(users or {})
         """Names and passwords, for PLAIN."""
         self.anonymous = anonymous
-        self.topic_prefix = topic_prefix
         self.settings = Settings(
             container="embedded",
             idle_timeout=idle_timeout,
@@ -92,16 +77,9 @@ class EmbeddedBroker:
             properties={"product": "trio-settlement embedded"},
             capabilities=("ANONYMOUS-RELAY",),
         )
-        self.peers: list[Peer] = []
+        self.peers: list[ServerConnection] = []
         """The connections, oldest first."""
-        self.said: deque[Said] = deque(maxlen=keep)
-        """The last dispositions, oldest first."""
-        self.refuses_by_session = False
-        """Answer a refused attach by ending its session, as RabbitMQ 4.0 does."""
-        self._refusals: dict[str, Condition] = {}
-        self._waiting: dict[Queue, deque[Consumer]] = {}
         self._nursery: trio.Nursery | None = None
-        self._due = trio.Event()
 
     # --- life
 
@@ -148,14 +126,14 @@ class EmbeddedBroker:
             self._nursery = nursery
             try:
                 task_status.started()
-                await self._keep_time()
+                await self.keep_time()
             finally:
                 self._nursery = None
 
     async def _serve(self, stream: trio.abc.Stream) -> None:
         if isinstance(stream, trio.SocketStream):
             stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
-        peer = Peer(self, stream)
+        peer = ServerConnection(self, stream, self.settings, users=self.users, anonymous=self.anonymous)
         self.peers.append(peer)
         try:
             await peer.run()
@@ -164,26 +142,7 @@ class EmbeddedBroker:
         finally:
             self.peers.remove(peer)
 
-    async def _keep_time(self) -> None:
-        while True:
-            self._due = trio.Event()
-            times = [queue.delayed[0][0] for queue in self._queues() if queue.delayed]
-            with trio.move_on_at(min(times, default=float("inf"))):
-                await self._due.wait()
-                continue
-            ready = [queue for queue in self._queues() if queue.delayed]
-            for queue in ready:
-                queue.wake(trio.current_time())
-            self.dispatch(ready)
-
-    def _queues(self) -> list[Queue]:
-        return [*self.store.queues.values(), *(queue for topic in self.store.topics.values() for queue in topic)]
-
     # --- for tests
-
-    def publish(self, address: str, raw: bytes) -> None:
-        """Put an encoded message into a queue or a topic."""
-        self.dispatch(self.store.publish(address, raw))
 
     def ready(self, address: str) -> list[Letter]:
         """What waits in a queue, in order. Nothing is taken."""
@@ -196,66 +155,3 @@ class EmbeddedBroker:
     def unsettled(self, address: str) -> int:
         """How many messages of a queue are with clients."""
         return self.store.queue(address).unsettled
-
-    def refuse(self, address: str, condition: Condition | None) -> None:
-        """Refuse attaches to an address, with this reason; None: no longer."""
-        if condition is None:
-            self._refusals.pop(address, None)
-        else:
-            self._refusals[address] = condition
-
-    # --- for peers
-
-    def refusal(self, address: str | None) -> Condition | None:
-        """Why an address may not be attached to."""
-        return None if address is None else self._refusals.get(address)
-
-    def is_topic(self, source: Terminus) -> bool:
-        """Is this a topic's subscription?"""
-        address = source.address or ""
-        return "topic" in source.capabilities or address.startswith(self.topic_prefix) or address in self.store.topics
-
-    def join(self, consumer: Consumer) -> None:
-        """A link takes from a queue."""
-        self._waiting.setdefault(consumer.queue, deque()).append(consumer)
-
-    def leave(self, consumer: Consumer, *, failed: bool) -> None:
-        """It takes no more; `failed`: its connection broke."""
-        queue = consumer.queue
-        self._waiting[queue].remove(consumer)
-        touched = [queue]
-        for message in consumer.unsettled.values():
-            touched += self.store.give_back(queue, message, failed=failed)
-        consumer.unsettled.clear()
-        if consumer.is_subscription:
-            self.store.unsubscribe(queue)
-            del self._waiting[queue]
-        self.dispatch(touched)
-
-    def settle(self, consumer: Consumer, message: Message, disposition: Disposition | None) -> None:
-        """Do what a client said."""
-        self.said.append(Said(consumer.address, disposition, message.count))
-        now = trio.current_time()
-        touched = self.store.settle(consumer.queue, message, disposition, now, time.time())
-        if touched:
-            if consumer.queue.delayed:
-                self._due.set()
-            self.dispatch(touched)
-
-    def dispatch(self, queues: Iterable[Queue]) -> None:
-        """Deliver what is ready to those who have credit, in turn."""
-        for queue in queues:
-            waiting = self._waiting.get(queue)
-            if not waiting:
-                continue
-            idle = 0
-            while len(queue) and idle < len(waiting):
-                consumer = waiting[0]
-                waiting.rotate(-1)
-                if consumer.peer.over is None and consumer.peer.has_room and consumer.credit > 0:
-                    consumer.peer.deliver(consumer, queue.take())
-                    idle = 0
-                else:
-                    idle += 1
-            for consumer in waiting:
-                consumer.peer.end_drain(consumer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from links.amqp.values import LIST, element, items, opened, text
+from links.amqp.wire.values import LIST, element, items, opened, text
 from settlement.attempts import header_count
 
 __all__ = ["GROUP_ID", "WELL_KNOWN", "Headers", "copies", "field", "identity"]

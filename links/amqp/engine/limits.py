@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from links.amqp.handles import SessionHandle
-from links.amqp.values import scalar
-from links.amqp.wire import BEGIN, Frame, fields_of
+from links.amqp.engine.handles import SessionHandle
+from links.amqp.wire.frames import BEGIN, Frame, fields_of
+from links.amqp.wire.values import scalar
 from links.errors import LinkRefused
 
 __all__ = ["check_links", "check_sessions", "note_links"]

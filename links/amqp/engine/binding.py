@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, cast
 import cproton  # type: ignore[import-untyped]  # pyright: ignore[reportMissingTypeStubs]
 import proton
 
-from links.amqp.events import Condition
-from links.amqp.values import Timestamp
+from links.amqp.engine.events import Condition
+from links.amqp.wire.values import Timestamp
 
 __all__ = [
     "Pointer",

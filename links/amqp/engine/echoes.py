@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from links.amqp.binding import lib
-from links.amqp.events import Proved
-from links.amqp.handles import LinkHandle
-from links.amqp.values import scalar, text
-from links.amqp.wire import ATTACH, FLOW, Frame, Frames, fields_of, link_state, reaches, with_echo
+from links.amqp.engine.binding import lib
+from links.amqp.engine.events import Proved
+from links.amqp.engine.handles import LinkHandle
+from links.amqp.wire.frames import ATTACH, FLOW, Frame, Frames, fields_of, link_state, reaches, with_echo
+from links.amqp.wire.values import scalar, text
 
 __all__ = ["Echoes"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from links.amqp.binding import Pointer, lib, put_map, put_symbols
-from links.amqp.settings import Settings
+from links.amqp.engine.binding import Pointer, lib, put_map, put_symbols
+from links.amqp.engine.settings import Settings
 
 __all__ = ["configure"]
 

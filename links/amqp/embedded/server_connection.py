@@ -1,15 +1,22 @@
-"""One connection of the embedded broker: its links, their credit, and what is unsettled on them."""
+"""One connection of the embedded broker: its links, their credit, and what is unsettled on them.
+
+It owns the links of one client. It hears the client by the engine's events and the exchange by plain calls, and tells
+the exchange what was published and said. What a cancellation leaves: the client is gone without a goodbye, and what it
+had unsettled is with its queue again, counted as failed.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-import attrs
 import trio
 
-from links.amqp.accepting import AcceptingEngine
-from links.amqp.embedded_store import Message, Queue
-from links.amqp.events import (
+from links.amqp.embedded.exchange import Consumer, Exchange
+from links.amqp.embedded.sasl_server import SaslServer
+from links.amqp.embedded.server_engine import ServerEngine
+from links.amqp.embedded.store import Message
+from links.amqp.engine.driver import Driver
+from links.amqp.engine.events import (
     ACCEPTED,
     Aborted,
     Arrived,
@@ -17,24 +24,20 @@ from links.amqp.events import (
     Condition,
     CreditGranted,
     Disposition,
+    DispositionOf,
     Event,
     LinkDetached,
     LinkRequested,
     Opened,
-    OutcomeOf,
     SessionEnded,
     State,
 )
-from links.amqp.handles import LinkHandle
-from links.amqp.mover import Mover
-from links.amqp.sasl import SaslServer
-from links.amqp.sections import split
-from links.amqp.values import Undecodable
+from links.amqp.engine.handles import LinkHandle
+from links.amqp.engine.settings import Settings
+from links.amqp.wire.sections import split
+from links.amqp.wire.values import Undecodable
 
-if TYPE_CHECKING:
-    from links.amqp.embedded import EmbeddedBroker
-
-__all__ = ["Consumer", "Peer"]
+__all__ = ["ServerConnection"]
 
 _CREDIT = 256
 """Messages that a publisher may send ahead."""
@@ -46,32 +49,22 @@ _NOWHERE = Disposition(
 )
 
 
-@attrs.define(eq=False)
-class Consumer:
-    """A link that takes messages from a queue."""
-
-    peer: Peer
-    link: LinkHandle
-    queue: Queue
-    address: str
-    is_subscription: bool
-    unsettled: dict[int, Message] = attrs.field(factory=dict[int, Message])
-    draining: bool = False
-
-    @property
-    def credit(self) -> int:
-        """How many it may get."""
-        return self.peer.engine.credit(self.link)
-
-
-class Peer(Mover):
+class ServerConnection(Driver):
     """One client's connection."""
 
-    def __init__(self, broker: EmbeddedBroker, stream: trio.abc.Stream) -> None:
-        self.sasl = SaslServer(broker.users, anonymous=broker.anonymous)
+    def __init__(
+        self,
+        broker: Exchange,
+        stream: trio.abc.Stream,
+        settings: Settings,
+        *,
+        users: Mapping[str, str],
+        anonymous: bool,
+    ) -> None:
+        self.sasl = SaslServer(users, anonymous=anonymous)
         """Who logged in."""
         self.gate = _Gate(stream)
-        super().__init__(self.gate, AcceptingEngine(broker.settings, self.sasl), self._on)
+        super().__init__(self.gate, ServerEngine(settings, self.sasl), self._on)
         self.broker = broker
         self.container = ""
         self.consumers: dict[LinkHandle, Consumer] = {}
@@ -146,7 +139,7 @@ class Peer(Mover):
             case Aborted(link):
                 self.engine.grant(link, 1)
                 self.kick()
-            case OutcomeOf(link, number, disposition):
+            case DispositionOf(link, number, disposition):
                 consumer = self.consumers.get(link)
                 message = None if consumer is None else consumer.unsettled.pop(number, None)
                 if consumer is not None and message is not None:

@@ -1,21 +1,19 @@
-"""Senders, and the messages that are on their way, as a `Pump` offers them. They live no longer than their connection.
+"""A sender, as a `ClientConnection` offers it, and the messages that are on their way.
 
-Every coroutine here waits for an answer and changes nothing: cancelled, its order stands.
+It owns the messages that wait for credit and those that are unsettled. It hears the peer by the connection's plain
+calls, and tells whoever sent. Cancelled while it waits for credit, a message was not sent; later, it is on its way.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import trio
 
-from links.amqp.ends import End, Session
-from links.amqp.events import ACCEPTED, Disposition, LinkAttached
-from links.amqp.handles import LinkHandle
+from links.amqp.engine.driver import Driver
+from links.amqp.engine.events import ACCEPTED, Disposition
+from links.amqp.engine.handles import LinkHandle
+from links.amqp.engine.link_end import LinkEnd
+from links.amqp.engine.session import Session
 from links.errors import LinkBroken, LinkError, LinkRefused
-
-if TYPE_CHECKING:
-    from links.amqp.pump import Pump
 
 __all__ = ["Sender", "Sent"]
 
@@ -31,7 +29,7 @@ class Sent:
         self._known = False
         self.disposition: Disposition | None = None
 
-    async def outcome(self) -> Disposition | None:
+    async def answered(self) -> Disposition | None:
         """Wait for what the peer says; None: it settled it and said nothing. Raises what ended the link before that.
 
         Cancellation: the message is on its way.
@@ -70,26 +68,19 @@ class _Turn:
         self.sent: Sent | None = None
 
 
-class Sender(End):
+class Sender(LinkEnd):
     """Sends messages to an address."""
 
-    def __init__(self, pump: Pump, session: Session, handle: LinkHandle | None, address: str) -> None:
-        super().__init__(pump, session, handle, address)
+    def __init__(self, driver: Driver, session: Session, handle: LinkHandle | None, address: str) -> None:
+        super().__init__(driver, session, handle, address)
         self.credit = 0
         """How many messages the peer takes now."""
         self.waiting: dict[_Turn, None] = {}
         """Messages that wait for credit, in order."""
         self.unsettled: dict[int, Sent] = {}
 
-    def on_attached(self, event: LinkAttached) -> None:
-        """The peer answered the attach."""
-        if event.max_message is not None:
-            known = self.pump.max_message
-            self.pump.max_message = event.max_message if known is None else min(known, event.max_message)
-        super().on_attached(event)
-
     async def send(self, raw: bytes) -> Sent:
-        """Wait for credit, in turn, and send an encoded message; `await sent.outcome()` says what became of it.
+        """Wait for credit, in turn, and send an encoded message; `await sent.answered()` says what became of it.
 
         Raises `LinkRefused` for one that is longer than the peer takes, which would end its link or its session.
 
@@ -136,15 +127,15 @@ class Sender(End):
     def _send(self, handle: LinkHandle, raw: bytes) -> Sent:
         self.credit -= 1
         sent = Sent(self)
-        number = self.pump.engine.send(handle, raw)
+        number = self.driver.engine.send(handle, raw)
         if handle.presettled:
             sent.settled(ACCEPTED)
         else:
             self.unsettled[number] = sent
-        self.pump.hurry()
+        self.driver.hurry()
         return sent
 
-    def on_outcome(self, number: int, disposition: Disposition | None) -> None:
+    def on_disposition(self, number: int, disposition: Disposition | None) -> None:
         """The peer has spoken of a message."""
         sent = self.unsettled.pop(number, None)
         if sent is not None:
@@ -154,7 +145,7 @@ class Sender(End):
         """The peer wants messages, or its credit back. What waits is sent here, so that it goes in order."""
         if self._handle is None:
             return
-        self.credit = self.pump.engine.credit(self._handle)  # an event's is that of its time
+        self.credit = self.driver.engine.credit(self._handle)  # an event's is that of its time
         while self.waiting and self.credit > 0:
             turn = next(iter(self.waiting))
             del self.waiting[turn]
@@ -164,8 +155,8 @@ class Sender(End):
         self._changed.unpark_all()
         if drain:
             self.credit = 0
-            self.pump.engine.drained(self._handle)
-            self.pump.hurry()
+            self.driver.engine.drained(self._handle)
+            self.driver.hurry()
 
     def break_(self, error: LinkError) -> None:
         """Its life is over."""

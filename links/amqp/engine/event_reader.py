@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from links.amqp.binding import (
+from links.amqp.engine.binding import (
     Pointer,
     condition_of,
     errors_of,
@@ -18,28 +18,28 @@ from links.amqp.binding import (
     put_condition,
     text_of,
 )
-from links.amqp.events import (
+from links.amqp.engine.events import (
     Aborted,
     Arrived,
     Closed,
     Condition,
     CreditGranted,
+    DispositionOf,
     Drained,
     Event,
     Failed,
     LinkAttached,
     LinkDetached,
     LinkRequested,
-    OutcomeOf,
     SessionEnded,
     SessionOpened,
     Spoken,
     State,
 )
-from links.amqp.handles import Arrival, LinkHandle, SessionHandle
-from links.amqp.states import disposition_of, opened_of, terminus_of
+from links.amqp.engine.handles import Arrival, LinkHandle, SessionHandle
+from links.amqp.engine.states import disposition_of, opened_of, terminus_of
 
-__all__ = ["HUNG_UP", "TOO_LONG", "Listener"]
+__all__ = ["HUNG_UP", "TOO_LONG", "EventReader"]
 
 TOO_LONG = "amqp:link:message-size-exceeded"
 _ABORTED = "connection aborted"
@@ -54,8 +54,8 @@ _LOCAL_CLOSED = lib.PN_LOCAL_CLOSED
 _LOCAL_ACTIVE = lib.PN_LOCAL_ACTIVE
 
 
-class Listener:
-    """Hears one transport."""
+class EventReader:
+    """Reads what happened on one transport."""
 
     def __init__(self, *, accepting: bool, max_message: int | None) -> None:
         self.collector: Pointer = ffi.gc(lib.pn_collector(), lib.pn_collector_free)
@@ -128,7 +128,7 @@ class Listener:
 
     # --- hearing
 
-    def listen(self) -> None:
+    def read(self) -> None:
         """Turn what proton has collected into events."""
         collector = self.collector
         peek, pop, type_of = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
@@ -286,7 +286,7 @@ class Listener:
     def _read_all(self) -> None:
         for link in self._readable:
             if link.alive:
-                self._read(link)
+                self._read_link(link)
         self._readable.clear()
         for link, which in self._word.items():
             if which and link.alive:
@@ -302,7 +302,7 @@ class Listener:
         if (which := self._word.get(link)) is not None:
             which.discard(delivery)
 
-    def _read(self, link: LinkHandle) -> None:
+    def _read_link(self, link: LinkHandle) -> None:
         """Read what has come on a link; a delivery that is not whole yet is read as far as it has come."""
         pointer, arrivals = link.pointer, list[Arrival]()
         current, receive, advance = lib.pn_link_current, lib.pn_link_recv, lib.pn_link_advance
@@ -363,7 +363,7 @@ class Listener:
             return
         disposition = disposition_of(lib.pn_delivery_remote(delivery), state) if state in _STATES else None
         lib.pn_delivery_settle(delivery)
-        self.heard.append(OutcomeOf(link, number, disposition))
+        self.heard.append(DispositionOf(link, number, disposition))
 
     # --- freeing
 
@@ -375,7 +375,7 @@ class Listener:
         """
         while event := lib.pn_collector_peek(self.collector):
             del event
-            self.listen()
+            self.read()
         for link in self._gone_links:
             link.session.handles -= 1
             if link.session.alive and not lib.pn_link_unsettled(link.pointer):

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
-if TYPE_CHECKING:
-    from links.amqp.handles import Arrival, LinkHandle, SessionHandle
+from links.amqp.engine.handles import Arrival, LinkHandle, SessionHandle
 
 __all__ = [
     "ACCEPTED",
@@ -26,6 +25,7 @@ __all__ = [
     "Condition",
     "CreditGranted",
     "Disposition",
+    "DispositionOf",
     "Drained",
     "Event",
     "Failed",
@@ -33,7 +33,6 @@ __all__ = [
     "LinkDetached",
     "LinkRequested",
     "Opened",
-    "OutcomeOf",
     "Proved",
     "SessionEnded",
     "SessionOpened",
@@ -183,7 +182,7 @@ class Aborted:
 
 
 @attrs.frozen
-class OutcomeOf:
+class DispositionOf:
     """What became of a message that was sent."""
 
     link: LinkHandle
@@ -255,7 +254,7 @@ Event: TypeAlias = (
     | LinkDetached
     | Arrived
     | Aborted
-    | OutcomeOf
+    | DispositionOf
     | Spoken
     | CreditGranted
     | Drained

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import attrs
 
-from links.amqp.headers import WELL_KNOWN
-from links.amqp.sections import (
+from links.amqp.wire.headers import WELL_KNOWN
+from links.amqp.wire.sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     HEADER,
@@ -17,7 +17,7 @@ from links.amqp.sections import (
     PROPERTIES,
     walk,
 )
-from links.amqp.values import (
+from links.amqp.wire.values import (
     BINARY,
     LIST,
     MAP,

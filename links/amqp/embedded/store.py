@@ -13,12 +13,12 @@ from itertools import count
 
 import attrs
 
-from links.amqp.events import DELIVERY_TIME, Disposition, State
-from links.amqp.sections import HEADER, split, walk
-from links.amqp.values import LIST, Timestamp, Undecodable, compound, elements, skip
+from links.amqp.engine.events import DELIVERY_TIME, Disposition, State
+from links.amqp.wire.sections import HEADER, split, walk
+from links.amqp.wire.values import LIST, Timestamp, Undecodable, compound, elements, skip
 from settlement.delivery import Letter
 
-__all__ = ["Message", "Queue", "QueuePolicy", "Store", "letter_of", "recounted"]
+__all__ = ["Message", "QueuePolicy", "Store", "StoredQueue", "letter_of", "recounted"]
 
 _NULL, _FALSE = b"\x40", b"\x42"
 _KEPT = 3
@@ -76,7 +76,7 @@ def recounted(raw: bytes, delivery_count: int) -> bytes:
     return raw[:begin] + b"\x00\x53\x70" + compound(LIST, len(fields), b"".join(fields)) + raw[rest:]
 
 
-class Queue:
+class StoredQueue:
     """Messages in order of their position; what comes back goes to its old place."""
 
     def __init__(self, name: str, policy: QueuePolicy) -> None:
@@ -128,28 +128,28 @@ class Store:
     def __init__(self, policies: dict[str, QueuePolicy], default: QueuePolicy) -> None:
         self.policies = policies
         self.default = default
-        self.queues: dict[str, Queue] = {}
-        self.topics: dict[str, set[Queue]] = {}
+        self.queues: dict[str, StoredQueue] = {}
+        self.topics: dict[str, set[StoredQueue]] = {}
         """Each subscription has a queue of its own, as long as its link lives."""
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: str) -> StoredQueue:
         """The queue of this name, made if need be."""
         queue = self.queues.get(name)
         if queue is None:
-            queue = self.queues[name] = Queue(name, self.policies.get(name, self.default))
+            queue = self.queues[name] = StoredQueue(name, self.policies.get(name, self.default))
         return queue
 
-    def subscribe(self, topic: str) -> Queue:
+    def subscribe(self, topic: str) -> StoredQueue:
         """A new subscription of a topic."""
-        queue = Queue(topic, self.policies.get(topic, self.default))
+        queue = StoredQueue(topic, self.policies.get(topic, self.default))
         self.topics.setdefault(topic, set()).add(queue)
         return queue
 
-    def unsubscribe(self, queue: Queue) -> None:
+    def unsubscribe(self, queue: StoredQueue) -> None:
         """A subscription's link is gone, and what it has not taken with it."""
         self.topics.get(queue.name, set()).discard(queue)
 
-    def publish(self, address: str, raw: bytes, delivery_count: int = 0) -> list[Queue]:
+    def publish(self, address: str, raw: bytes, delivery_count: int = 0) -> list[StoredQueue]:
         """A message for an address; returns the queues that have it."""
         topic = self.topics.get(address)
         queues = [self.queue(address)] if topic is None else list(topic)
@@ -157,33 +157,35 @@ class Store:
             queue.put(raw, delivery_count)
         return queues
 
-    def settle(self, queue: Queue, message: Message, said: Disposition | None, now: float, wall: float) -> list[Queue]:
+    def settle(
+        self, queue: StoredQueue, message: Message, disposition: Disposition | None, now: float, wall: float
+    ) -> list[StoredQueue]:
         """What a disposition does; returns the queues in which something is ready. `wall`: seconds since 1970."""
-        state = State.RELEASED if said is None else said.state
+        state = State.RELEASED if disposition is None else disposition.state
         if state is State.ACCEPTED:
             queue.unsettled -= 1
             return []
-        if state is State.RELEASED or said is None:
+        if state is State.RELEASED or disposition is None:
             queue.put_back(message)
             return [queue]
-        if state is State.REJECTED or said.failed:
+        if state is State.REJECTED or disposition.failed:
             message.count += 1
         limit = queue.policy.delivery_limit
-        if state is State.REJECTED or said.undeliverable or (limit is not None and message.count > limit):
+        if state is State.REJECTED or disposition.undeliverable or (limit is not None and message.count > limit):
             return self._bury(queue, message)
-        at = (said.annotations or {}).get(DELIVERY_TIME)
+        at = (disposition.annotations or {}).get(DELIVERY_TIME)
         delay = at / 1000 - wall if isinstance(at, Timestamp | int) else 0.0
         queue.put_back(message, now + delay if delay > 0 else None)
         return [queue]
 
-    def give_back(self, queue: Queue, message: Message, *, failed: bool) -> list[Queue]:
+    def give_back(self, queue: StoredQueue, message: Message, *, failed: bool) -> list[StoredQueue]:
         """Nothing was said; `failed`: the connection broke, which counts (RabbitMQ's quorum queues count the same)."""
         if failed:
             return self.settle(queue, message, Disposition(State.MODIFIED, failed=True), 0.0, 0.0)
         queue.put_back(message)
         return [queue]
 
-    def _bury(self, queue: Queue, message: Message) -> list[Queue]:
+    def _bury(self, queue: StoredQueue, message: Message) -> list[StoredQueue]:
         queue.unsettled -= 1
         target = queue.policy.dead_letter
         return [] if target is None else self.publish(target, message.raw, message.count)

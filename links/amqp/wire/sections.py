@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 import attrs
 
-from links.amqp.headers import Headers, copies, identity
-from links.amqp.values import (
+from links.amqp.wire.headers import Headers, copies, identity
+from links.amqp.wire.values import (
     BINARY,
     LIST,
     LONG_BINARY,
