@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ ROOMS: dict[str, set[str]] = {
 IMPURE = {"random", "secrets", "select", "selectors", "signal", "socket", "ssl", "subprocess", "threading", "time"}
 """What a module without a clock, dice and IO has no use for."""
 
+FOLDERS: dict[str, set[str]] = {
+    "links.amqp.wire": set(),
+    "links.amqp.engine": {"links.amqp.wire"},
+    "links.amqp.embedded": {"links.amqp.engine", "links.amqp.wire"},
+}
+"""Folders of a room, and which others of this room each may import; what stands at the room's top may import all."""
+
+KNOWN_CIRCLES = ("links.sql",)
+"""Rooms in which modules import each other in a circle, still."""
+
 MODULES = sorted(path for top in ("settlement", "actors", "links") for path in (ROOT / top).rglob("*.py"))
 
 
@@ -42,8 +53,12 @@ def room_of(module: str) -> str | None:
     return next((room for room in ROOMS if within(module, room)), None)
 
 
+def folder_of(module: str) -> str | None:
+    return next((folder for folder in FOLDERS if within(module, folder)), None)
+
+
 def imports(path: Path) -> Iterator[str]:
-    """Every module that the file imports, anywhere in it; `from links import abc` is links.abc."""
+    """All that the file imports, anywhere in it, a name behind its module: `from links import abc` is links.abc."""
     package = name_of(path).split(".") if path.stem == "__init__" else name_of(path).split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -51,7 +66,7 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else []
             origin = ".".join([*above, *([node.module] if node.module else [])])
-            yield from ([f"{origin}.{alias.name}" for alias in node.names] if origin == "links" else [origin])
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -68,6 +83,35 @@ def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
         and not any(within(module, allowed) for allowed in ROOMS[room])
     }
     assert not strangers
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if folder_of(name_of(path))], ids=name_of)
+def test_a_folder_imports_only_the_folders_below_it(path: Path) -> None:
+    """Within a room imports go one way: from its top to the folder that knows least."""
+    folder = folder_of(name_of(path))
+    assert folder is not None
+    room = room_of(folder) or ""
+    inside = {module for module in imports(path) if within(module, room) and not within(module, folder)}
+    assert not {module for module in inside if not any(within(module, below) for below in FOLDERS[folder])}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Every import of ours counts, also one inside a function, or for a type checker alone."""
+    names = {name_of(path) for path in MODULES}
+    graph = {
+        name_of(path): {
+            module
+            for name in imports(path)
+            for module in [name if name in names else name.rpartition(".")[0]]
+            if module in names and not module.startswith(KNOWN_CIRCLES)
+        }
+        for path in MODULES
+        if not name_of(path).startswith(KNOWN_CIRCLES)
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if within(name_of(path), "settlement")], ids=name_of)

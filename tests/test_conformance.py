@@ -183,7 +183,9 @@ class RequeuesTwice(Faulty):
     async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
         verdicts = await self.inner.settle(orders)
         again = [Letter.of(order.received.delivery) for order in orders if isinstance(order.plan.verb, PutBack)]
-        self.inner.store.broker.fill(self.inner.store.name, again)
+        for letter in again:
+            self.inner.store.add(letter)
+        self.inner.store.wake()
         return verdicts
 
 

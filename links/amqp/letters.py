@@ -9,17 +9,15 @@ the next one is first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import trio
 
-from links.abc import Presence
+from links.abc import Broker, Presence
 from links.amqp.addresses import Address
+from links.amqp.connection_life import ConnectionLife
 from links.amqp.engine.sender import Sender, Sent
 from links.errors import ConnectionBroken, LinkError
-
-if TYPE_CHECKING:
-    from links.amqp.broker import AmqpBroker
 
 __all__ = ["Letters"]
 
@@ -39,8 +37,9 @@ class _Letter:
 class Letters:
     """The queue."""
 
-    def __init__(self, broker: AmqpBroker, address: Address) -> None:
+    def __init__(self, broker: Broker, life: Callable[[], ConnectionLife], address: Address) -> None:
         self._broker = broker
+        self._life = life
         self._address = address
         self._waiting: OrderedDict[_Letter, None] = OrderedDict()  # whose first one is found at once
 
@@ -52,7 +51,7 @@ class Letters:
         if not self._waiting and self._broker.presence is Presence.UP:
             self._broker.check_home()
             await trio.lowlevel.checkpoint_if_cancelled()
-            sender = self._broker.life.sender_now(self._address)
+            sender = self._life().sender_now(self._address)
             if sender is not None and not self._waiting and (sent := sender.send_nowait(raw)) is not None:
                 return sent
         letter = _Letter(raw)
@@ -78,7 +77,7 @@ class Letters:
         after = 0
         while True:
             await self._broker.until_up(after)
-            life = self._broker.life
+            life = self._life()
             try:
                 sender = await life.sender(self._address)
                 await sender.until_credit()

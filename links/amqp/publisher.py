@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from links.abc import Publisher
 from links.amqp.addresses import Address
+from links.amqp.connecting_broker import ConnectingBroker
 from links.amqp.deliveries import due_at, raw_of
 from links.amqp.engine.events import State
 from links.amqp.engine.sender import Sent
@@ -15,9 +16,6 @@ from links.errors import ConnectionBroken, LinkBroken, LinkRefused, PublishNotAc
 from settlement.attempts import header_count
 from settlement.delivery import Letter, check_letter
 from settlement.plans import TooLong
-
-if TYPE_CHECKING:
-    from links.amqp.broker import AmqpBroker
 
 __all__ = ["AmqpPublisher"]
 
@@ -28,7 +26,7 @@ _ADDED: Final = 1024
 class AmqpPublisher(Publisher):
     """Made by `AmqpBroker.publisher`. `annotation`: how this broker is told when a message is due (`Scheduled`)."""
 
-    def __init__(self, broker: AmqpBroker, address: Address, *, annotation: str | None = None) -> None:
+    def __init__(self, broker: ConnectingBroker, address: Address, *, annotation: str | None = None) -> None:
         self.broker = self._broker = broker
         self.name = address.name
         self.address = address
@@ -38,7 +36,7 @@ class AmqpPublisher(Publisher):
     def __repr__(self) -> str:
         return f"<AmqpPublisher to {self.name!r} on {self.broker.name}>"
 
-    def reaches(self, source: Address, broker: AmqpBroker) -> bool:
+    def reaches(self, source: Address, broker: ConnectingBroker) -> bool:
         """May what it publishes come out of this source, of this broker?"""
         return self.address.is_place_of(source) and self._broker.shares_queues_with(broker)
 

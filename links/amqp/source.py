@@ -6,13 +6,14 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 import trio
 
 from links.abc import Link, Lost, Source
 from links.amqp.addresses import Address, Queue, Topic
+from links.amqp.connecting_broker import ConnectingBroker
 from links.amqp.connection_life import AGAIN, ATTACH, ConnectionLife
 from links.amqp.deliveries import can_be_counted
 from links.amqp.engine.receiver import Receiver
@@ -29,9 +30,6 @@ from settlement.outcomes import RetryAfter
 from settlement.plans import Plan, Publish, TooLong
 from settlement.policy import Ending, Policy, positive
 
-if TYPE_CHECKING:
-    from links.amqp.broker import AmqpBroker
-
 __all__ = ["AmqpSource"]
 
 _log = logging.getLogger("trio_settlement")
@@ -44,7 +42,14 @@ class AmqpSource(Source[bytes]):
     """Made by `AmqpBroker.queue`, `.topic` and `.raw`."""
 
     def __init__(
-        self, broker: AmqpBroker, address: Address, *, delays: Delays, settle: Settle, credit: int | None, count: str
+        self,
+        broker: ConnectingBroker,
+        address: Address,
+        *,
+        delays: Delays,
+        settle: Settle,
+        credit: int | None,
+        count: str,
     ) -> None:
         given: object = delays
         if isinstance(given, Stored):

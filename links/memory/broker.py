@@ -11,13 +11,11 @@ from random import Random
 
 import trio
 
-from links.abc import Broker, Presence, Settles
+from links.abc import Presence, Settles
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused
-from links.memory.link import MemoryLink
-from links.memory.log import Entry
 from links.memory.publisher import MemoryPublisher
 from links.memory.source import MemoryQueue
-from links.memory.store import Store
+from links.memory.store import Holder, StoringBroker
 from settlement.attempts import RETRY_HEADER
 from settlement.delays import Native
 from settlement.delivery import Letter
@@ -29,7 +27,7 @@ __all__ = ["MemoryBroker"]
 _NATIVE = Native()
 
 
-class MemoryBroker(Broker):
+class MemoryBroker(StoringBroker):
     """Queues in memory, and one connection at a time.
 
     A queue is there once something was published to it, or it was asked for. All is forgotten with the object.
@@ -57,25 +55,12 @@ class MemoryBroker(Broker):
         dice: Random | None = None,
         log: bool = False,
     ) -> None:
-        super().__init__(name)
-        self.retry_header = retry_header
-        self.dice = dice or Random(0)  # noqa: S311 -- not a secret
-        self.log: list[Entry] | None = [] if log else None
-        self.published = 0
-        self.severed = trio.Event()
-        self.severed.set()
-        self._stores: dict[str, Store] = {}
+        super().__init__(name, retry_header=retry_header, dice=dice or Random(0), log=log)  # noqa: S311 -- not a secret
         self._refusing = False
         self._broken_connects = 0
 
     def __repr__(self) -> str:
         return f"<MemoryBroker {self.name}: {self.presence.value}, {len(self._stores)} queues>"
-
-    def store(self, name: str) -> Store:
-        """The queue itself, made where there was none."""
-        if name not in self._stores:
-            self._stores[name] = Store(name, self)
-        return self._stores[name]
 
     # --- what a user calls
 
@@ -199,7 +184,7 @@ class MemoryBroker(Broker):
         for link in self._links(name):
             if link.lease is not None:
                 for received in [*link.unsettled]:
-                    store.let_go(link.release(received), "lease expired")
+                    store.return_unsettled(link.release(received), "lease expired")
         store.wake()
 
     def break_calls(self, name: str, n: int = 1) -> None:
@@ -266,7 +251,7 @@ class MemoryBroker(Broker):
 
     # --- within
 
-    def _links(self, name: str) -> list[MemoryLink]:
+    def _links(self, name: str) -> list[Holder]:
         return [*self.store(name).links]
 
     def _hang_up(self, why: str) -> None:

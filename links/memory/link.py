@@ -8,19 +8,17 @@ older life, finds its delivery no longer among `unsettled`, and so changes nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import trio
 
 from links.abc import Link, Lost, Order, Received, Settles, Verdict
 from links.errors import CallBroken, LeaseLost, LinkError, NotApplied, SettlementUnknown
 from links.memory.log import Delivered, Said, Unsaid
+from links.memory.store import MemoryMessage, MemoryStore
 from settlement.delivery import made
 from settlement.ledger import Line
 from settlement.memory import Accept, PutBack, Reject
-
-if TYPE_CHECKING:
-    from links.memory.store import Message, Store
 
 __all__ = ["MemoryLink"]
 
@@ -30,12 +28,12 @@ _ACCEPT = Accept
 class MemoryLink(Link[bytes]):
     """One attached link."""
 
-    def __init__(self, store: Store, lost: Lost, *, lease: float | None, settles: Settles) -> None:
+    def __init__(self, store: MemoryStore, lost: Lost, *, lease: float | None, settles: Settles) -> None:
         self.store = store
         self.lost = lost
         self.lease = lease
         self.settles = settles
-        self.unsettled: dict[Received[bytes], Message] = {}
+        self.unsettled: dict[Received[bytes], MemoryMessage] = {}
         self.stopped = False
         self._over: tuple[type[LinkError], str] | None = None
         self._ended = trio.Event()
@@ -165,7 +163,7 @@ class MemoryLink(Link[bytes]):
         """
         for received in unsettled:
             if received in self.unsettled:
-                self.store.let_go(self.release(received), "given back", counted=received.started)
+                self.store.return_unsettled(self.release(received), "given back", counted=received.started)
         self.store.wake()
         await trio.lowlevel.checkpoint()
 
@@ -181,7 +179,7 @@ class MemoryLink(Link[bytes]):
         self._over = (kind, why)
         self._ended.set()
         for received, message in self.unsettled.items():
-            self.store.let_go(message, why, counted=received.started or not orderly)
+            self.store.return_unsettled(message, why, counted=received.started or not orderly)
         self.unsettled.clear()
         self.forgotten.clear()
         self.store.links.remove(self)
@@ -190,11 +188,11 @@ class MemoryLink(Link[bytes]):
     def sever(self, received: Received[bytes]) -> None:
         """The own connection of this delivery broke."""
         (self._cut if received in self._saying else self._severed).add(received)
-        self.store.let_go(self.release(received), "its connection broke")
+        self.store.return_unsettled(self.release(received), "its connection broke")
         self.store.wake()
         self.lost(received, Line.UNSETTLED)
 
-    def release(self, received: Received[bytes]) -> Message:
+    def release(self, received: Received[bytes]) -> MemoryMessage:
         """It is unsettled with this link no longer."""
         self.forgotten.discard(received)
         return self.unsettled.pop(received)
@@ -231,7 +229,7 @@ class MemoryLink(Link[bytes]):
             with trio.move_on_at(deadline):
                 await self.store.changed.park()
 
-    def _hand_over(self, messages: Sequence[Message]) -> Sequence[Received[bytes]]:
+    def _hand_over(self, messages: Sequence[MemoryMessage]) -> Sequence[Received[bytes]]:
         store, unsettled = self.store, self.unsettled
         source = store.name
         expires = None if self.lease is None else trio.current_time() + self.lease
@@ -252,7 +250,7 @@ class MemoryLink(Link[bytes]):
             store.log.extend(Delivered(source, message.id, message.attempt) for message in messages)
         return handed
 
-    def _carry_out(self, message: Message, verb: object) -> bool:
+    def _carry_out(self, message: MemoryMessage, verb: object) -> bool:
         """Carry out one verb for a message that was released; is it ready (or will be) again?"""
         match verb:
             case PutBack(delay):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import trio
 
 from links.abc import Publisher
 from links.errors import LinkBroken, PublishNotAccepted
+from links.memory.store import MemoryStore, StoringBroker
 from settlement.delivery import Letter
-
-if TYPE_CHECKING:
-    from links.memory.broker import MemoryBroker
-    from links.memory.store import Store
 
 __all__ = ["MemoryPublisher"]
 
@@ -20,7 +15,7 @@ __all__ = ["MemoryPublisher"]
 class MemoryPublisher(Publisher):
     """A publisher to one queue, which is made by the first letter."""
 
-    def __init__(self, broker: MemoryBroker, name: str) -> None:
+    def __init__(self, broker: StoringBroker, name: str) -> None:
         if not name:
             raise ValueError("a queue's name must be 1 character or more, not an empty one")
         self.broker = self._broker = broker
@@ -48,7 +43,7 @@ class MemoryPublisher(Publisher):
         if severed.is_set():
             raise LinkBroken(f"{self.name!r} on {self.broker.name}: the connection broke while a message was sent")
 
-    def _store(self, store: Store, letter: Letter) -> None:
+    def _store(self, store: MemoryStore, letter: Letter) -> None:
         """There is no checkpoint in here: a message is stored and confirmed, or not."""
         weather = store.weather
         if weather.closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -12,15 +12,13 @@ from links.abc import Link, Lost, Settles, Source
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused
 from links.memory.link import MemoryLink
 from links.memory.publisher import MemoryPublisher
+from links.memory.store import StoringBroker
 from settlement.delays import Copies, Native
 from settlement.delivery import Delivery
 from settlement.memory import Delays, Facts, Verb, decide
 from settlement.outcomes import seconds
 from settlement.plans import Plan
 from settlement.policy import Ending, Policy, positive
-
-if TYPE_CHECKING:
-    from links.memory.broker import MemoryBroker
 
 __all__ = ["MemoryQueue"]
 
@@ -30,7 +28,7 @@ class MemoryQueue(Source[bytes]):
 
     def __init__(
         self,
-        broker: MemoryBroker,
+        broker: StoringBroker,
         name: str,
         *,
         delays: Delays,

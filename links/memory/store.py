@@ -12,30 +12,27 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 import trio
 
-from links.abc import Received
-from links.errors import PublishNotAccepted
+from links.abc import Broker, Received, Settles
+from links.errors import LinkError, PublishNotAccepted
 from links.memory.log import Entry, Published, Returned
 from settlement.attempts import attempt, header_count
 from settlement.delivery import NO_HEADERS, Letter, check_letter
 
-if TYPE_CHECKING:
-    from links.memory.broker import MemoryBroker
-    from links.memory.link import MemoryLink
-
-__all__ = ["Message", "Store", "Weather"]
+__all__ = ["Holder", "MemoryMessage", "MemoryStore", "StoringBroker", "Weather"]
 
 _STALE = 256
 """So many leases of settled deliveries may lie in the heap before it is made anew."""
 
 
 @attrs.define(eq=False)
-class Message:
+class MemoryMessage:
     """A stored message.
 
     Attributes:
@@ -90,23 +87,69 @@ class Weather:
     slow_publishes: float = 0.0
 
 
-class Store:
+class Holder(Protocol):
+    """A link, as its queue and its broker see it: it holds what is unsettled."""
+
+    unsettled: dict[Received[bytes], MemoryMessage]
+    forgotten: set[Received[bytes]]
+    """Unsettled still, and nothing more will be said for them."""
+    lease: float | None
+    settles: Settles
+
+    def is_lapsed(self, received: Received[bytes]) -> bool:
+        """Has its lease run out, and is it unsettled with this link all the same?"""
+        ...
+
+    def release(self, received: Received[bytes]) -> MemoryMessage:
+        """It is unsettled with this link no longer."""
+        ...
+
+    def sever(self, received: Received[bytes]) -> None:
+        """The own connection of this delivery broke."""
+
+    def end(self, kind: type[LinkError], why: str, *, orderly: bool = False) -> None:
+        """This life is over."""
+
+
+class StoringBroker(Broker):
+    """A broker as far as it keeps messages: what its sources and publishers stand on."""
+
+    def __init__(self, name: str, *, retry_header: str, dice: Random, log: bool) -> None:
+        super().__init__(name)
+        self.retry_header = retry_header
+        self.dice = dice
+        self.log: list[Entry] | None = [] if log else None
+        self.published = 0
+        """How many messages were ever stored: the number of the last one."""
+        self.severed = trio.Event()
+        """Set while there is no connection."""
+        self.severed.set()
+        self._stores: dict[str, MemoryStore] = {}
+
+    def store(self, name: str) -> MemoryStore:
+        """The queue itself, made where there was none."""
+        if name not in self._stores:
+            self._stores[name] = MemoryStore(name, self)
+        return self._stores[name]
+
+
+class MemoryStore:
     """One queue."""
 
-    def __init__(self, name: str, broker: MemoryBroker) -> None:
+    def __init__(self, name: str, broker: StoringBroker) -> None:
         self.name = name
         self.broker = broker
         self.weather = Weather()
-        self.links: list[MemoryLink] = []
-        self.fresh: deque[Message] = deque()
+        self.links: list[Holder] = []
+        self.fresh: deque[MemoryMessage] = deque()
         """Ready, never handed out, in order of number: the common case, without a heap."""
-        self.returned: list[tuple[int, Message]] = []
+        self.returned: list[tuple[int, MemoryMessage]] = []
         """Ready again: a heap by number. It may hold numbers above those in `fresh` (published with a delay)."""
-        self.delayed: list[tuple[float, int, Message]] = []
+        self.delayed: list[tuple[float, int, MemoryMessage]] = []
         """A heap by the time when they are ready."""
-        self.leases: list[tuple[float, int, Received[bytes], MemoryLink]] = []
+        self.leases: list[tuple[float, int, Received[bytes], Holder]] = []
         """A heap by expiry, one entry per hand-over, which may lag behind `Received.expires` and behind settlements."""
-        self.lapsed: list[tuple[int, int, Received[bytes], MemoryLink]] = []
+        self.lapsed: list[tuple[int, int, Received[bytes], Holder]] = []
         """A heap by number: their leases have run out, and nobody has come for them yet; it may lag behind as well."""
         self.most_unsettled = 0
         self.changed = trio.lowlevel.ParkingLot()
@@ -128,7 +171,7 @@ class Store:
         broker.published += 1
         number = broker.published
         copies = header_count(headers, broker.retry_header)
-        message = Message(number, str(number), letter.body, headers, letter.key, copies, attempt(copies, 0))
+        message = MemoryMessage(number, str(number), letter.body, headers, letter.key, copies, attempt(copies, 0))
         if self.log is not None:
             self.log.append(Published(self.name, message.id))
         if letter.deliver_after:
@@ -138,14 +181,14 @@ class Store:
 
     # --- going out
 
-    def take(self, room: int, link: MemoryLink) -> list[Message]:
+    def take(self, room: int, link: Holder) -> list[MemoryMessage]:
         """Take up to `room` ready messages, in order of number; none that `link` holds itself, lapsed it may be."""
         fresh, returned = self.fresh, self.returned
         if self.lapsed:
             self._take_over(room, link)
         if not returned:
             return [fresh.popleft() for _ in range(min(room, len(fresh)))]
-        taken: list[Message] = []
+        taken: list[MemoryMessage] = []
         while len(taken) < room and (returned or fresh):
             if not fresh or (returned and returned[0][0] < fresh[0].number):
                 taken.append(heappop(returned)[1])
@@ -153,9 +196,9 @@ class Store:
                 taken.append(fresh.popleft())
         return taken
 
-    def _take_over(self, room: int, link: MemoryLink) -> None:
+    def _take_over(self, room: int, link: Holder) -> None:
         """Another link comes: up to `room` messages with lapsed leases are ready."""
-        held: list[tuple[int, int, Received[bytes], MemoryLink]] = []
+        held: list[tuple[int, int, Received[bytes], Holder]] = []
         while room and self.lapsed:
             entry = heappop(self.lapsed)
             _, _, received, holder = entry
@@ -164,16 +207,16 @@ class Store:
             if holder is link:
                 held.append(entry)
             else:
-                self.let_go(holder.release(received), "lease expired")
+                self.return_unsettled(holder.release(received), "lease expired")
                 room -= 1
         for each in held:
             heappush(self.lapsed, each)
 
-    def claimable(self, link: MemoryLink) -> bool:
+    def claimable(self, link: Holder) -> bool:
         """Is there a message with a lapsed lease, for this link?"""
         return any(holder is not link and holder.is_lapsed(received) for *_, received, holder in self.lapsed)
 
-    def lend(self, handed: Sequence[Received[bytes]], expires: float, link: MemoryLink) -> None:
+    def lend(self, handed: Sequence[Received[bytes]], expires: float, link: Holder) -> None:
         """Remember when these leases end."""
         if len(self.leases) > 2 * self.unsettled + _STALE:
             self.leases = [entry for entry in self.leases if entry[2] in entry[3].unsettled]
@@ -184,7 +227,7 @@ class Store:
 
     # --- coming back
 
-    def back(self, message: Message, *, delay: float = 0.0, counted: bool = True) -> None:
+    def back(self, message: MemoryMessage, *, delay: float = 0.0, counted: bool = True) -> None:
         """Put a message back at its old place, now or after `delay`; call `wake` after the last one."""
         if counted:
             message.count += 1
@@ -194,7 +237,7 @@ class Store:
         else:
             heappush(self.returned, (message.number, message))
 
-    def let_go(self, message: Message, why: str, *, counted: bool = True) -> None:
+    def return_unsettled(self, message: MemoryMessage, why: str, *, counted: bool = True) -> None:
         """Put back a message for which no verb was said."""
         self.back(message, counted=counted)
         if self.log is not None:
@@ -229,10 +272,10 @@ class Store:
             else:
                 self.lapse(received, link)
 
-    def lapse(self, received: Received[bytes], link: MemoryLink) -> None:
+    def lapse(self, received: Received[bytes], link: Holder) -> None:
         """A lease has run out: whoever comes may have the message; its own link too, where that has given it up."""
         if received in link.forgotten:
-            self.let_go(link.release(received), "lease expired")
+            self.return_unsettled(link.release(received), "lease expired")
             return
         if len(self.lapsed) > _STALE:
             self.lapsed = [entry for entry in self.lapsed if entry[3].is_lapsed(entry[2])]
@@ -259,7 +302,7 @@ class Store:
         """Is nothing ready, delayed or unsettled?"""
         return not (self.fresh or self.returned or self.delayed or self.unsettled)
 
-    def ready(self) -> list[Message]:
+    def ready(self) -> list[MemoryMessage]:
         """What is ready, in order."""
         self.tick()
         returned = (message for _, message in self.returned)

@@ -365,7 +365,7 @@ async def test_a_batch_that_loses_one_delivery_gives_back_its_mates(lost: str, a
         else:
             store = broker.store("q")
             (link,) = store.links
-            store.let_go(link.release(next(iter(link.unsettled))), "lease expired")
+            store.return_unsettled(link.release(next(iter(link.unsettled))), "lease expired")
             await trio.sleep(2.0)  # until the next extension
         await trio.sleep(0.1)
         # the first three again, each delivery counted, for its handler was called; no others before them

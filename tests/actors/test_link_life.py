@@ -272,6 +272,7 @@ async def test_what_a_link_has_trouble_with_ends_with_its_life(autojump_clock: C
     broker = MemoryBroker()
     async with open_runtime(Subscription(broker.queue("q"), answers())) as runtime:
         link = broker.store("q").links[0]
+        assert isinstance(link, MemoryLink)
         link.degraded("claiming row 7", "a constraint")
         link.degraded("claiming row 8", "a trigger")
         assert runtime.statistics()["q"].degraded == ("claiming row 7: a constraint", "claiming row 8: a trigger")

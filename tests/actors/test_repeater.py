@@ -10,7 +10,7 @@ import trio
 from actors import BatchSubscription, Subscription, open_runtime
 from links.abc import Settles
 from links.errors import LeaseLost, NotApplied
-from links.memory import MemoryBroker
+from links.memory import MemoryBroker, MemoryLink
 from settlement import Delivery, Drop, Outcome, Policy, Retry, RetryAfter
 from tests.actors.scenery import HANGS, Clock, StageBroker, StageQueue, answers, bodies, lines, numbered, stored
 
@@ -174,13 +174,15 @@ async def test_many_are_said_together(autojump_clock: Clock) -> None:
     settled: list[int] = []
     queue = broker.queue("q", limit=2000)
     async with open_runtime(Subscription(queue, handler, concurrency=8), observers=[]) as runtime:
-        settle = broker.store("q").links[0].settle
+        link = broker.store("q").links[0]
+        assert isinstance(link, MemoryLink)
+        settle = link.settle
 
         async def counted(orders: Any) -> Any:
             settled.append(len(orders))
             return await settle(orders)
 
-        broker.store("q").links[0].settle = counted  # type: ignore[method-assign]
+        link.settle = counted  # type: ignore[method-assign]
         await trio.sleep(10.0)
     assert runtime.ledger("q").acked == len(handler.seen) == 2000
     assert len([count for count in settled if count == 2000]) >= 2
