@@ -22,7 +22,7 @@ import trio
 from links.amqp.addresses import Address
 from links.amqp.engine.client_connection import ClientConnection
 from links.amqp.engine.events import Terminus
-from links.amqp.engine.sender import Sender, Sent
+from links.amqp.engine.sender import Sender
 from links.amqp.engine.session import Session
 from links.amqp.management import Management
 from links.amqp.rabbitmq import Peer, QueueInfo
@@ -126,10 +126,6 @@ class ConnectionLife:
             if way.sender is None or way.sender.broken is not None:
                 way.sender = await self._attached_to(address, way)
             return way.sender
-
-    async def send(self, address: Address, raw: bytes) -> Sent:
-        """Send a message to this address, in this life. Whatever it raises, nothing was sent; cancelled, the same."""
-        return await (await self.sender(address)).send(raw)
 
     def most(self, address: Address) -> int | None:
         """The longest message, in bytes, that may be sent to this address, as far as it is known; None: no limit."""

@@ -207,7 +207,7 @@ async def put(broker: AmqpBroker, name: str, *raws: bytes) -> list[State]:
     """Publish encoded messages as they stand; what the broker said of each."""
     outcomes: list[State] = []
     for raw in raws:
-        outcome = await (await broker.life.send(Queue(name), raw)).answered()
+        outcome = await (await (await broker.life.sender(Queue(name))).send(raw)).answered()
         assert outcome is not None
         outcomes.append(outcome.state)
     return outcomes

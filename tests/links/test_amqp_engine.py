@@ -69,7 +69,7 @@ def test_a_close_is_answered(pair: Pair) -> None:
     pair.client.close()
     assert pair.take()[-1] == Closed(None)
     assert pair.took()[-1] == Closed(None)
-    assert pair.client.output_done
+    assert pair.client.data_to_send() == b""
 
 
 def test_a_close_brings_its_reason_and_everything_is_dead(pair: Pair) -> None:

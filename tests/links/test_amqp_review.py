@@ -231,11 +231,15 @@ async def test_publishers_share_a_session_also_where_beginning_it_takes_time(aut
     server = EmbeddedBroker()
     async with scene(server) as (connection, session, _):
         life = ConnectionLife(connection, Peer(), 1)
+
+        async def publish(name: str) -> None:
+            await (await life.sender(Queue(name))).send(BODY)
+
         session.end()
         await session.ended()
         async with trio.open_nursery() as nursery:
             for name in ("a", "b", "c"):
-                nursery.start_soon(life.send, Queue(name), BODY)
+                nursery.start_soon(publish, name)
         assert len({link.session for link in server.peers[0].producers}) == 1
 
 

@@ -43,7 +43,7 @@ __all__ = ["Engine"]
 _ACCEPTED = int(State.ACCEPTED)
 _MODIFIED = int(State.MODIFIED)
 _REJECTED = int(State.REJECTED)
-_SETTLED, _UNSETTLED, _MIXED = lib.PN_SND_SETTLED, lib.PN_SND_UNSETTLED, lib.PN_SND_MIXED
+_SETTLED, _UNSETTLED = lib.PN_SND_SETTLED, lib.PN_SND_UNSETTLED
 
 
 class Engine:
@@ -54,8 +54,6 @@ class Engine:
         self.accepting = accepting
         self.frames_received = 0
         """The weakest proof that something was seen over there: a frame that came after it was written."""
-        self.output_done = False
-        """Nothing more will be sent."""
         self._names = self._numbers = 0
         self._echoes = Echoes(self._pull)
         self._watch = Watch()
@@ -142,8 +140,6 @@ class Engine:
             count = lib.pn_transport_peek(transport, buffer, size)
             chunks.append(ffi.buffer(buffer, count)[:])
             lib.pn_transport_pop(transport, count)
-        if size < 0:
-            self.output_done = True
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def tick(self, now: float) -> float | None:

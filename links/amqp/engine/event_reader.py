@@ -47,11 +47,9 @@ _ABORTED_READ = -11  # PN_ABORTED, which the binding does not name
 HUNG_UP = Condition("", "the peer has hung up, without a close")
 
 _DELIVERY = lib.PN_DELIVERY
-_LINK_FLOW = lib.PN_LINK_FLOW
 _CHUNK = 65536
 _STATES = frozenset(int(state) for state in State)
 _LOCAL_CLOSED = lib.PN_LOCAL_CLOSED
-_LOCAL_ACTIVE = lib.PN_LOCAL_ACTIVE
 
 
 class EventReader:

@@ -214,7 +214,7 @@ class CreditGranted:
 
 @attrs.frozen
 class Drained:
-    """Our drain was answered: no credit is left, `unused` of it was not spent."""
+    """Our drain was answered: no credit is left, `unused` of it was not spent. Echoes waited for it."""
 
     link: LinkHandle
     unused: int

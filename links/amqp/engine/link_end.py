@@ -34,7 +34,6 @@ class LinkEnd(Awaited):
         """The longest message that the peer takes on this link, once attached; None: it names no limit."""
         self._handle = handle
         self._detaching = False
-        self._gone = False
         if handle is None:
             self.break_(session.broken or LinkBroken(f"{address}: the session ended"))
 
@@ -54,11 +53,6 @@ class LinkEnd(Awaited):
         while self.broken is None:
             await self._changed.park()
 
-    @property
-    def proof_by_detach(self) -> bool:
-        """Did the peer answer our own detach or end? Then it has seen all that was written before."""
-        return self._gone and self._detaching
-
     def on_attached(self, event: LinkAttached) -> None:
         """The peer answered the attach."""
         self.remote, self.properties, self.max_message = event.remote, event.properties, event.max_message
@@ -66,7 +60,6 @@ class LinkEnd(Awaited):
 
     def on_detached(self, condition: Condition | None, how: str) -> None:
         """The link is over."""
-        self._gone = True
         said = f"{self.address}: {because(how, condition)}"
         self.break_(LinkRefused(said) if self.remote is None and not self._detaching else LinkBroken(said))
 
@@ -74,9 +67,6 @@ class LinkEnd(Awaited):
         """A receiver's."""
 
     def on_aborted(self) -> None:
-        """A receiver's."""
-
-    def on_drained(self) -> None:
         """A receiver's."""
 
     def on_proved(self, number: int) -> None:

@@ -28,8 +28,6 @@ class Receiver(LinkEnd):
         super().__init__(driver, session, handle, address)
         self.arrived: deque[Arrival] = deque()
         """What came and was not taken yet; never more than the credit that was granted."""
-        self.aborted = 0
-        """Deliveries that were given up half way: each has spent a credit."""
         self.superseded: Callable[[frozenset[object]], None] = _ignore
         """Told which deliveries, of those that were taken, the peer itself has said something of; as `Arrival.pointer`.
         Who holds one lets `concede` settle it.
@@ -92,16 +90,8 @@ class Receiver(LinkEnd):
         self.driver.engine.concede(arrival)
         self.driver.hurry()
 
-    async def drain(self) -> None:
-        """Take the credit back: what the peer has ready still comes. Returns when it has answered."""
-        handle = self._handle
-        if handle is None or not self.driver.engine.drain(handle):
-            return
-        self.driver.hurry()
-        await self._until(lambda: not handle.draining)
-
     def take_back(self) -> None:
-        """Take the credit back for good, as `drain`, without waiting for the answer.
+        """Take the credit back for good, without waiting for the answer.
 
         What came and was not taken is released, and so is what comes all the same: nobody acts on it.
         """
@@ -114,7 +104,7 @@ class Receiver(LinkEnd):
         """Wait until the peer has shown that it saw what was ordered on this link before.
 
         True: it answered a flow with echo. False: it answers none within `patience`, but has sent some frame since the
-        write, which is weak. Raises what ended the link before that: then nobody knows, unless `proof_by_detach`.
+        write, which is weak. Raises what ended the link before that: then nobody knows.
         """
         handle = self._handle
         if handle is None:
@@ -154,12 +144,7 @@ class Receiver(LinkEnd):
 
     def on_aborted(self) -> None:
         """A delivery was given up: its credit is given again."""
-        self.aborted += 1
         self.grant(1)
-
-    def on_drained(self) -> None:
-        """The peer answered the drain."""
-        self._changed.unpark_all()
 
     def on_proved(self, number: int) -> None:
         """The peer answered an echo."""
