@@ -22,12 +22,12 @@ from actors.in_flight import InFlight
 from actors.messages import Said
 from actors.repeater import Repeater
 from links.abc import Link, Order, Received
-from links.errors import LeaseLost, LetGo, NotApplied, SettlementError, SettlementUnknown
+from links.errors import AlreadySettled, LeaseLost, NotApplied, SettlementError, SettlementUnknown
 from settlement.ledger import Line
 
 __all__ = ["Settler"]
 
-_LINES: dict[type[SettlementError], Line] = {LeaseLost: Line.SUPERSEDED, LetGo: Line.REFUSED}
+_LINES: dict[type[SettlementError], Line] = {LeaseLost: Line.SUPERSEDED, AlreadySettled: Line.REFUSED}
 
 
 class Settler:

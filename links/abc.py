@@ -154,7 +154,7 @@ class Link(ABC, Generic[R]):
         raise NotImplementedError("a link that proves knows how")
 
     def forget(self, received: Received[R]) -> None:
-        """Nothing is said for this one, now or later: it was superseded, given up, or let go on arrival. A plain call.
+        """Nothing is said for this one, now or later: it was superseded, given up, or settled on arrival. A plain call.
 
         Told once, while the life goes on, for each delivery that ends neither by a verdict nor by `give_back`.
         """
@@ -195,7 +195,7 @@ class Source(ABC, Generic[R]):
         name: The address; the default name of a subscription.
         broker: Where it is.
         settles: How the link wants its verbs said; together by default.
-        at_most_once: Each delivery was let go when it arrived; its place returns when its handler ended.
+        at_most_once: Each delivery was settled when it arrived; its place returns when its handler ended.
         lease: Seconds for which a received delivery is ours unless extended; None: until the link ends.
         held: How many deliveries may wait before their verb at once; None: as many as are in hand.
         copies: How many copies may wait for their time at once; 0: no plan of this source has a step after its verb.

@@ -9,7 +9,7 @@
     ├── PublishNotAccepted     they did not take this message
     └── SettlementError        one delivery's verb
         ├── LeaseLost          refused: the delivery is somebody else's now
-        ├── LetGo              nothing can be said: its sender let the message go before it came
+        ├── AlreadySettled     nothing can be said: its sender had settled the message before it came
         ├── NotApplied         not carried out: the delivery stays unsettled
         └── SettlementUnknown  said, and no answer came
 
@@ -19,10 +19,10 @@ No message, repr or note of these holds a credential.
 from __future__ import annotations
 
 __all__ = [
+    "AlreadySettled",
     "CallBroken",
     "ConnectionBroken",
     "LeaseLost",
-    "LetGo",
     "LinkBroken",
     "LinkError",
     "LinkRefused",
@@ -72,7 +72,7 @@ class LeaseLost(SettlementError):
     """The lease ran out or the ack id was refused: the delivery belongs to somebody else, nothing was changed."""
 
 
-class LetGo(SettlementError):
+class AlreadySettled(SettlementError):
     """The message came settled, although at least once was asked for: nothing can be said of it, and it is gone."""
 
 

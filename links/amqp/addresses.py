@@ -1,7 +1,7 @@
 """Where messages come from and go to: a queue, a topic, or an address as it stands. Pure.
 
 What a name means is known when the peer is: RabbitMQ has its queues under `/queues/`, percent-encoded; elsewhere the
-name is the address (DESIGN 6).
+name is the address.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _name(name: str) -> str:
 
 @attrs.frozen
 class Address:
-    """An address. A `Destination` by its name. Raises `ValueError` for an empty one (A-5.3)."""
+    """An address. A `Destination` by its name. Raises `ValueError` for an empty one."""
 
     name: str = attrs.field(converter=_name)
 
@@ -61,7 +61,7 @@ class Address:
 
 @attrs.frozen
 class Queue(Address):
-    """A queue by its name (A-5.1)."""
+    """A queue by its name."""
 
     def on(self, peer: Peer) -> Terminus:
         """As `Address.on`."""

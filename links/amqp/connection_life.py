@@ -3,7 +3,7 @@ more for the questions to its management, and one more in which a link to an add
 refusal ends the session (no permission; 4.0: each).
 
 Owns the sender links, one per address, attached on first use. Where a peer allows no more links on a session, one that
-was not used for a while is detached; where all are in use, one more session is begun (DESIGN 6). Hears publishers and
+was not used for a while is detached; where all are in use, one more session is begun. Hears publishers and
 sources by plain calls. When the connection is over everything here raises `ConnectionBroken`; the next life has links
 of its own.
 """

@@ -25,7 +25,7 @@ def received(
 
     `before`: how many came before; a message that has no id is named by its number.
 
-    What cannot be read is a delivery all the same, with its reason in `unreadable` (DESIGN 6): with its headers where
+    What cannot be read is a delivery all the same, with its reason in `unreadable`: with its headers where
     only the body has no bytes, else with nothing but its raw form, which a dead letter passes on. Such a one reads as
     counted by the broker, so that `Retry` is *modified*: no count of ours could be written into it.
     """
@@ -100,7 +100,7 @@ def due_at(wall: float, delay: float) -> Timestamp:
 
 
 def disposition(verb: object, wall: float) -> Disposition:
-    """How a verb is said (A-1.1 to A-1.6). `wall`: seconds since 1970, for *modified* with a time."""
+    """How a verb is said. `wall`: seconds since 1970, for *modified* with a time."""
     match verb:
         case Accepted():
             return ACCEPTED

@@ -45,7 +45,7 @@ _SILENCE: Final = ("local-idle-timeout expired", "nothing was heard")
 _NOTHING_SAID: Final = "no protocol header found (connection aborted)"
 _ABORTED: Final = "the peer has hung up, without a close"
 _ENDS: Final = (_ABORTED, "the connection was cut", "the peer has ended the stream")
-"""What proton and the mover say of a peer that goes without a reason; proton's means that it had answered as AMQP."""
+"""What proton and the driver say of a peer that goes without a reason; proton's means that it had answered as AMQP."""
 _SHOWN: Final = 16
 """Bytes of an answer that are shown."""
 
@@ -66,7 +66,7 @@ async def dial(target: Target, ssl_context: ssl.SSLContext | None = None, *, wit
     """Connect, by TLS where the target says so: certificate and host name checked, the handshake done.
 
     `ssl_context`: instead of Python's default; `within`: seconds for all of it. Nagle's delay is off: trio turns it off
-    for every TCP stream (A-6.4).
+    for every TCP stream.
 
     Raises `ConnectionBroken` for a host that is not known, does not listen, or is not done in time; `LinkRefused` for a
     failed handshake, also for one in which the peer closes or resets the connection: a plain listener does either.

@@ -5,7 +5,7 @@ Credit stands for the free places of the subscription: `receive` gives as much a
 also while what was said is not written yet; at most once it is the handler's end that gives credit back.
 
 Cancellation: an order is with the engine when `settle` returns, and goes out; the goodbye detaches, shielded and
-bounded, and what is unsettled goes back to the queue (A-1.5).
+bounded, and what is unsettled goes back to the queue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from links.amqp.engine.events import ACCEPTED, RELEASED
 from links.amqp.engine.handles import Arrival
 from links.amqp.engine.receiver import Receiver
 from links.amqp.unlearned import Unlearned
-from links.errors import LeaseLost, LetGo, LinkBroken
+from links.errors import AlreadySettled, LeaseLost, LinkBroken
 from settlement.amqp import Accepted
 from settlement.groups import alone, raise_bare
 from settlement.ledger import Line
@@ -73,7 +73,7 @@ class AmqpLink(Link[bytes]):
     async def receive(self, room: int) -> Sequence[Received[bytes]]:
         """As `Link.receive`. What came before a break is not handed over: it is with the queue again.
 
-        At most once each is accepted, and that is written, before it is handed over (A-2.1).
+        At most once each is accepted, and that is written, before it is handed over.
 
         Cancellation: nothing was taken; what is being accepted is handed over all the same (shielded, 1 s).
         """
@@ -153,7 +153,9 @@ class AmqpLink(Link[bytes]):
             return LeaseLost(f"{what} was settled before, or is not this link's")
         if isinstance(order.plan.verb, Accepted):
             return None
-        return LetGo(f"{what} came settled; let its sender send unsettled, or subscribe with settle=AT_MOST_ONCE")
+        return AlreadySettled(
+            f"{what} came settled; let its sender send unsettled, or subscribe with settle=AT_MOST_ONCE"
+        )
 
     def forget(self, received: Received[bytes]) -> None:
         """As `Link.forget`: where it is settled (at most once, superseded) its credit goes out again.

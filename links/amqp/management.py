@@ -210,8 +210,8 @@ def answer_to(number: str, raw: bytes) -> Answer | None:
         if code == VALUE and raw[at] in _MAPS:
             fields = {name: _value_of(raw, value) for name, value in items(raw, at).items()}
         elif code == VALUE:
-            said = scalar(raw, at)
-            reason = said if isinstance(said, str) else ""
+            value = scalar(raw, at)
+            reason = value if isinstance(value, str) else ""
     return Answer(int(status), fields, reason)
 
 

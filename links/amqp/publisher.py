@@ -1,4 +1,4 @@
-"""Publishes to one address; a message is confirmed when the peer has accepted it (A-8.2)."""
+"""Publishes to one address; a message is confirmed when the peer has accepted it."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class AmqpPublisher(Publisher):
             raise PublishNotAccepted(f"{self.name!r}: {mistake}") from None
         sent = await self._sent(raw)
         try:
-            outcome = await sent.answered()
+            answer = await sent.answered()
         except (ConnectionBroken, LinkBroken) as error:
-            said = f"{self.name!r} on {self.broker.name}: {error}; the message may be there or not"
-            raise LinkBroken(said) from error
-        if outcome is None or outcome.state is not State.ACCEPTED:
-            said = "settled without an outcome" if outcome is None else str(outcome)
-            why = f": {outcome.condition}" if outcome is not None and outcome.condition is not None else ""
-            unrouted = "; is a queue bound there?" if outcome is not None and outcome.state is State.RELEASED else ""
-            raise PublishNotAccepted(f"{self.name!r} on {self.broker.name}: {said}{why}{unrouted}")
+            text = f"{self.name!r} on {self.broker.name}: {error}; the message may be there or not"
+            raise LinkBroken(text) from error
+        if answer is None or answer.state is not State.ACCEPTED:
+            answered = "settled without an outcome" if answer is None else str(answer)
+            why = f": {answer.condition}" if answer is not None and answer.condition is not None else ""
+            unrouted = "; is a queue bound there?" if answer is not None and answer.state is State.RELEASED else ""
+            raise PublishNotAccepted(f"{self.name!r} on {self.broker.name}: {answered}{why}{unrouted}")
 
     def excess(self, letter: Letter) -> TooLong | None:
         """How much too long a letter is for what is known of the peer; None: it fits, or nothing is known. Plain."""
@@ -82,8 +82,8 @@ class AmqpPublisher(Publisher):
         try:
             return await self._letters.send(raw)
         except (LinkRefused, LinkBroken) as error:
-            said = f"{self.name!r} on {self.broker.name}: {error}; nothing was sent"
-            raise PublishNotAccepted(said) from error
+            text = f"{self.name!r} on {self.broker.name}: {error}; nothing was sent"
+            raise PublishNotAccepted(text) from error
 
     def _encoded(self, letter: Letter, wall: float) -> bytes:
         check_letter(letter)

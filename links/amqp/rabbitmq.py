@@ -136,7 +136,7 @@ def delays_natively(peer: Peer, kind: str | None) -> bool:
 def advice(info: QueueInfo, *, max_attempts: int | None, has_dead_letter: bool) -> str | None:
     """The warning for a queue that throws messages away on its own; None: there is none.
 
-    No cap and no dead letter of ours prevents it (DESIGN 6): the broker counts also what ends without an outcome (the
+    No cap and no dead letter of ours prevents it: the broker counts also what ends without an outcome (the
     process died, the connection broke; on 4.0 a detach, too), and everything that was in hand beside a message that
     kills its process. `max_attempts` says whether the retries of a handler alone get there as well: a limit of L allows
     L + 1 deliveries. Nothing is lost, and nothing is said, where the queue itself has a dead-letter target.

@@ -85,7 +85,7 @@ class AmqpSource(Source[bytes]):
         return f"<AmqpSource {self.name!r} on {self.broker.name}>"
 
     def limit(self, concurrency: int, size: int = 1) -> int:
-        """The credit: as given, else 2 × concurrency × size (DESIGN 3.1); `Hold` adds the places of what it holds."""
+        """The credit: as given, else 2 × concurrency × size; `Hold` adds the places of what it holds."""
         share = 2 * concurrency * size if self._credit is None else self._credit
         return share + (self._delays.max_held if isinstance(self._delays, Hold) else 0)
 
@@ -196,19 +196,19 @@ class AmqpSource(Source[bytes]):
             if policy.max_attempts is not None:
                 self._advise(
                     f"subscription {subscription!r}: copies for max_attempts={policy.max_attempts} go to the topic "
-                    f"{self.name!r}, so that every subscription of it gets them, also those that have acked (A-4.9)"
+                    f"{self.name!r}, so that every subscription of it gets them, also those that have acked"
                 )
         if info is not None:
             has_dead_letter = policy.dead_letter is not None
-            said = advice(info, max_attempts=policy.max_attempts, has_dead_letter=has_dead_letter)
-            if said is not None:  # at every attach: it may be declared anew in between, and be lost all the same
-                _log.warning("subscription %r: %s", subscription, said)
+            warning = advice(info, max_attempts=policy.max_attempts, has_dead_letter=has_dead_letter)
+            if warning is not None:  # at every attach: it may be declared anew in between, and be lost all the same
+                _log.warning("subscription %r: %s", subscription, warning)
 
-    def _advise(self, said: str) -> None:
+    def _advise(self, warning: str) -> None:
         """Once per source: every life looks again."""
-        if said not in self._advised:
-            self._advised.add(said)
-            _log.warning("%s", said)
+        if warning not in self._advised:
+            self._advised.add(warning)
+            _log.warning("%s", warning)
 
     async def _attached(
         self, life: ConnectionLife, info: QueueInfo | None, lost: Lost, unlearned: Unlearned | None

@@ -1,6 +1,6 @@
 """What a link attached without knowing: the type of its queue, where RabbitMQ's management did not answer.
 
-Owned by the link, which asks again beside its work: what could not be learned is weather, and never a *no* (DESIGN 6).
+Owned by the link, which asks again beside its work: what could not be learned is weather, and never a *no*.
 Meanwhile copies count, and what a stream says of itself in its messages is heard.
 """
 

@@ -1,4 +1,4 @@
-"""An AMQP URL, and who logs in by it (A-6.1, A-6.2). Pure: all of it is checked before there is any IO.
+"""An AMQP URL, and who logs in by it. Pure: all of it is checked before there is any IO.
 
     amqp://[user[:password]@]host[:port][/vhost]      port 5672
     amqps://[user[:password]@]host[:port][/vhost]     port 5671, TLS

@@ -8,7 +8,7 @@ Write a `Harness`, and run `CHECKS`:
 
 or, without pytest, `trio.run(run_all, MyHarness())`. A check that fails raises `ConformanceError`, whose text names the
 rule, what was expected, and what was seen. Where `Capabilities` exclude what a check asks for, it asserts the
-documented alternative instead. Sources that let go of a message on its arrival (at most once) are not for this suite.
+documented alternative instead. Sources that settle a message on its arrival (at most once) are not for this suite.
 """
 
 from __future__ import annotations

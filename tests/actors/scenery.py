@@ -100,8 +100,8 @@ def rejected(outcome: Ending, delivery: Delivery[Any], _: Policy) -> Plan[str]:
             return Plan(Line.DROPPED, "reject")
 
 
-def let_go(outcome: Ending, delivery: Delivery[Any], _: Policy) -> Plan[str]:
-    """The table of a source that has let go on arrival."""
+def settled_on_arrival(outcome: Ending, delivery: Delivery[Any], _: Policy) -> Plan[str]:
+    """The table of a source that settles on arrival."""
     match outcome:
         case RetryAfter(delay):
             return Plan(Line.DELAYED, None, after=(Wait(delay), Publish(Letter.of(delivery), delivery.source)))
@@ -177,7 +177,7 @@ class StageQueue(Source[bytes]):
         self.at_most_once = at_most_once
         self.lease = lease
         self.copies = copies
-        self.table = table or (let_go if at_most_once else rejected)
+        self.table = table or (settled_on_arrival if at_most_once else rejected)
         self.messages = list(messages)
         self.settling, self.extending, self.giving_back, self.detaching = settling, extending, giving_back, detaching
         self.verdicts = list(verdicts)

@@ -12,7 +12,7 @@ import trio
 
 from actors import Subscription, open_runtime
 from links.abc import Order, Received, Verdict
-from links.errors import ConnectionBroken, LetGo, LinkBroken, NotApplied
+from links.errors import AlreadySettled, ConnectionBroken, LinkBroken, NotApplied
 from settlement import Ack, Delivery, Retry, RetryAfter
 from tests.actors.scenery import Clock, StageBroker, StageLink, StageQueue, answers, lines, numbered
 
@@ -187,7 +187,9 @@ async def test_a_copy_goes_out_once_proved_or_not(proved: bool, autojump_clock: 
 async def test_refused_verdicts_are_booked_at_once(autojump_clock: Clock) -> None:
     """What was not said needs no proof: said again, or, where its sender had let go of it, *refused*: it is gone."""
     peer = Peer()
-    queue = StageQueue(StageBroker(), numbered(3), link=peer.link(), verdicts=[LetGo("settled"), NotApplied("no")])
+    queue = StageQueue(
+        StageBroker(), numbered(3), link=peer.link(), verdicts=[AlreadySettled("settled"), NotApplied("no")]
+    )
     async with open_runtime(Subscription(queue, answers())) as runtime:
         await trio.sleep(1.0)
         assert lines(runtime.ledger("q")) == {"received": 3, "refused": 1, "in_hand": 2}

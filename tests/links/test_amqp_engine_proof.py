@@ -28,7 +28,7 @@ from links.amqp.wire.frames import (
     ATTACH,
     FLOW,
     TRANSFER,
-    Watch,
+    FramePicker,
     fields_of,
     flow_frame,
     link_state,
@@ -221,7 +221,7 @@ def test_attaches_and_flows_are_picked_out_of_pieces(size: int) -> None:
     transfer = packed(TRANSFER, [b"\x43"], 1)
     heartbeat = b"\x00\x00\x00\x08\x02\x00\x00\x00"
     stream = b"".join((b"AMQP\x00\x01\x00\x00", heartbeat, attach, transfer * 3, heartbeat, flow, heartbeat, flow))
-    watch = Watch()
+    watch = FramePicker()
     found = [frame for at in range(0, len(stream), size) for frame in watch.feed(stream[at : at + size])]
     assert [(frame.channel, frame.code, frame.raw) for frame in found] == [
         (2, ATTACH, attach),

@@ -1,7 +1,7 @@
 """What the embedded broker keeps: queues, topics, and what becomes of a message. Pure: no trio, no proton, no clock.
 
 Delivery counts are kept beside a message, and spliced into its header section when it is delivered again. A first
-delivery goes out as it came, so that a message of ours, which has no header section, has none (K-77).
+delivery goes out as it came, so that a message of ours, which has no header section, has none.
 """
 
 from __future__ import annotations

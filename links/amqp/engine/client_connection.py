@@ -1,8 +1,10 @@
-"""The connecting side's face of a connection: sessions, receivers and senders over one `Driver`.
+"""A connection that we opened, as sources and publishers see it: sessions, receivers and senders over one `Driver`.
 
-Orders are plain calls: they are given to the engine and written soon. Answers are awaited. Whatever is awaited raises
+It owns its sessions and their links. It hears orders by plain calls, which are given to the engine and written soon,
+and the engine's events; it tells sessions and links, on which answers are awaited. What is awaited raises
 `ConnectionBroken` when the connection is over, `LinkBroken` when the link or its session is, `LinkRefused` where the
-peer refuses a link. One task, `run`, moves the bytes; the rest is called from any task of the same `trio.run`.
+peer refuses a link. One task, `run`, moves the bytes; cancelled, it leaves as `Driver` does. The rest is called from
+any task of the same `trio.run`.
 
     async with trio.open_nursery() as nursery:
         connection = ClientConnection(stream, Engine(settings))

@@ -1,4 +1,4 @@
-"""Moves bytes between a trio stream and an engine: the only tasks that touch that engine.
+"""Moves bytes between a trio stream and an engine: the one task, with three of its own, that touches that engine.
 
 It owns the stream. It hears the engine's events and hands each to `hear`, a plain function; it is told by `kick` and
 `hurry` that an order was given. What a cancellation leaves: the stream is closed, without a goodbye; what was ordered
@@ -212,8 +212,8 @@ class Driver:
         ended = engine.ended
         if ended is not None and self.over is None:
             refused = not isinstance(ended, Closed) and ended.refused and not self._opened
-            said = "the peer has closed the connection" if ended.condition is None else str(ended.condition)
-            self._finish(LinkRefused(said) if refused else ConnectionBroken(said), None)
+            why = "the peer has closed the connection" if ended.condition is None else str(ended.condition)
+            self._finish(LinkRefused(why) if refused else ConnectionBroken(why), None)
             self._scope.deadline = trio.current_time() + LAST_WORDS
             self.hurry()
 

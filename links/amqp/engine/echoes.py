@@ -113,9 +113,9 @@ class Echoes:
 
     def _attached(self, frame: Frame) -> None:
         name, handle, is_receiver = fields_of(frame)[:3]
-        said = text(name, 0)
-        if said is not None and scalar(is_receiver, 0) is False:
-            link = self._attaching.pop(said.decode(errors="replace"), None)
+        named = text(name, 0)
+        if named is not None and scalar(is_receiver, 0) is False:
+            link = self._attaching.pop(named.decode(errors="replace"), None)
             if link is not None:
                 number = scalar(handle, 0)
                 self._theirs[frame.channel, number if isinstance(number, int) else 0] = link

@@ -36,7 +36,7 @@ from links.amqp.engine.handles import Arrival, LinkHandle, SessionHandle
 from links.amqp.engine.limits import check_links, check_sessions, note_links
 from links.amqp.engine.settings import Settings
 from links.amqp.engine.states import put_terminus
-from links.amqp.wire.frames import Frame, Watch
+from links.amqp.wire.frames import Frame, FramePicker
 
 __all__ = ["Engine"]
 
@@ -56,7 +56,7 @@ class Engine:
         """The weakest proof that something was seen over there: a frame that came after it was written."""
         self._names = self._numbers = 0
         self._echoes = Echoes(self._pull)
-        self._watch = Watch()
+        self._picker = FramePicker()
         self._grants: dict[LinkHandle, int] = {}
         """Credit that is not with proton yet, which writes flows before dispositions: the peer would send one too many,
         and another one than what was given back to it."""
@@ -99,7 +99,7 @@ class Engine:
         reader.read()
         frames: list[Frame] = []
         if not self.accepting:
-            frames = self._watch.feed(bytes(data))
+            frames = self._picker.feed(bytes(data))
             reader.heard += self._echoes.answered(frames)
         if reader.begun:
             note_links(reader.begun, frames)
@@ -151,8 +151,8 @@ class Engine:
                 self._heard, self._heard_at = False, now
             silent = self._heard_at + self.settings.idle_timeout * 1.5
             if now >= silent:
-                said = f"nothing was heard for {now - self._heard_at:g} s"
-                self._reader.fail(Condition("amqp:resource-limit-exceeded", said))
+                silence = f"nothing was heard for {now - self._heard_at:g} s"
+                self._reader.fail(Condition("amqp:resource-limit-exceeded", silence))
             deadline = silent if deadline is None else min(deadline, silent)
         self._reader.read()
         return deadline

@@ -1,23 +1,14 @@
 """The half of an engine that hears: proton's events become ours, and its deliveries bytes of ours.
 
-It keeps what pointer belongs to which handle. A pointer is forgotten when it is freed, and freed only when no event
-that names it can be left.
+It owns what pointer belongs to which handle: one is forgotten when it is freed, and freed only when no event that names
+it can be left. It hears proton's collector, and tells its engine by a list of events. It has no coroutine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from links.amqp.engine.binding import (
-    Pointer,
-    condition_of,
-    errors_of,
-    ffi,
-    lib,
-    map_of,
-    put_condition,
-    text_of,
-)
+from links.amqp.engine.binding import Pointer, condition_of, errors_of, ffi, lib, map_of, put_condition, text_of
 from links.amqp.engine.events import (
     Aborted,
     Arrived,
@@ -156,10 +147,10 @@ class EventReader:
 
     def _hear_printed(self) -> None:
         """After an error that proton prints without an event it goes on with heartbeats, and writes nothing else."""
-        said, errors = "; ".join(self._printed), any(line.startswith("ERROR") for line in self._printed)
+        printed, errors = "; ".join(self._printed), any(line.startswith("ERROR") for line in self._printed)
         self._printed.clear()
         if errors:
-            self.fail(Condition("amqp:internal-error", said))
+            self.fail(Condition("amqp:internal-error", printed))
 
     def fail(self, condition: Condition, *, refused: bool = False) -> None:
         """The connection is over."""

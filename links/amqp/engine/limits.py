@@ -46,7 +46,7 @@ def note_links(begun: list[SessionHandle], frames: Iterable[Frame]) -> None:
 def _handle_max(frame: Frame) -> int:
     try:
         fields = fields_of(frame)
-        said = scalar(fields[_HANDLE_MAX], 0) if len(fields) > _HANDLE_MAX else None
+        most = scalar(fields[_HANDLE_MAX], 0) if len(fields) > _HANDLE_MAX else None
     except (ValueError, IndexError):
         return _MOST  # cut short: proton says what is wrong with it
-    return said if isinstance(said, int) and said >= 0 else _MOST
+    return most if isinstance(most, int) and most >= 0 else _MOST

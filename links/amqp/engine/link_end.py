@@ -60,8 +60,8 @@ class LinkEnd(Awaited):
 
     def on_detached(self, condition: Condition | None, how: str) -> None:
         """The link is over."""
-        said = f"{self.address}: {because(how, condition)}"
-        self.break_(LinkRefused(said) if self.remote is None and not self._detaching else LinkBroken(said))
+        why = f"{self.address}: {because(how, condition)}"
+        self.break_(LinkRefused(why) if self.remote is None and not self._detaching else LinkBroken(why))
 
     def on_arrived(self, arrivals: Sequence[Arrival]) -> None:
         """A receiver's."""

@@ -19,9 +19,9 @@ __all__ = [
     "FLOW",
     "TRANSFER",
     "Frame",
+    "FramePicker",
     "Frames",
     "LinkState",
-    "Watch",
     "WireError",
     "drains",
     "fields_of",
@@ -104,7 +104,7 @@ class Frames:
         self.kept = data[at:]
 
 
-class Watch:
+class FramePicker:
     """Picks begins, attaches and flows out of one direction of a connection; passes over the rest as fast as it can."""
 
     def __init__(self) -> None:

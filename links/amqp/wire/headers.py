@@ -19,7 +19,7 @@ WELL_KNOWN = {
     "content-type": 6,
     "partition-key": 10,
 }
-"""The headers that travel as a field of the properties section, and which one (A-7.1); `partition-key` is group-id."""
+"""The headers that travel as a field of the properties section, and which one; `partition-key` is group-id."""
 
 GROUP_ID = WELL_KNOWN["partition-key"]
 
@@ -44,14 +44,14 @@ def identity(raw: bytes, properties: int) -> tuple[str | None, str | None]:
 
 
 def copies(raw: bytes, named: int, retry_header: str) -> int:
-    """How many copies stand behind a message, by the application property of this name (0: absent; C-2.3)."""
+    """How many copies stand behind a message, by the application property of this name (0: absent)."""
     at = items(raw, named).get(retry_header) if named else None
     value = None if at is None else text(raw, at)
     return 0 if value is None else header_count({retry_header: value}, retry_header)
 
 
 class Headers(Mapping[str, bytes]):
-    """The headers of a message (A-7.2), read when they are first looked at; looking never fails.
+    """The headers of a message, read when they are first looked at; looking never fails.
 
     A value without a form as text (null, list, map) is no header; a copy carries it all the same. Where an application
     property has the name of a well-known header that is set, the well-known one is seen.

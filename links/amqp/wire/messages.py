@@ -1,6 +1,6 @@
 """What goes out: letters written as AMQP 1.0 messages, and copies of messages spliced from what came in. Pure.
 
-A copy is never decoded and encoded again (DESIGN 6): what is not changed goes byte for byte, so that types, several
+A copy is never decoded and encoded again: what is not changed goes byte for byte, so that types, several
 data sections and a footer stay as they came.
 """
 
@@ -57,10 +57,10 @@ def _described(section: int, value: bytes) -> bytes:
 
 
 def encode(letter: Letter, *, durable: bool) -> bytes:
-    """A letter as a message (A-7.1): without a header section (A-3.3) unless `durable`.
+    """A letter as a message: without a header section unless `durable`.
 
     Its key is the group-id, also where a header `partition-key` says another. Raises `ValueError` for a header that
-    AMQP cannot carry byte for byte (A-7.5): a well-known one that is not UTF-8, a content-type that is not ASCII.
+    AMQP cannot carry byte for byte: a well-known one that is not UTF-8, a content-type that is not ASCII.
     """
     fields: dict[int, bytes] = {}
     named: list[bytes] = []
@@ -118,7 +118,7 @@ def copy(
     """The message `raw` to be published again: a copy with the retry count `attempt`, a dead letter without one.
 
     No delivery annotations, no user-id but that of `user`, and no header section, unless the original was durable: then
-    one with durable, priority and, in a copy, ttl (DESIGN 6). A dead letter has none: it waits for a person.
+    one with durable, priority and, in a copy, ttl. A dead letter has none: it waits for a person.
 
     Bytes that are no message go on as they came, without a count: a letter that stops here would stop the line.
     """

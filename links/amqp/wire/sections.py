@@ -5,7 +5,7 @@ never fails a handler's look at its headers. Only `Sections.body` may still say 
 a message that is written as brokers and clients write most of them, at a third of the price, and of others nothing.
 
 A header section is the broker's count: an absent field is 0, no section at all is None, and that difference decides in
-`settlement.amqp` (A-3.1, A-3.2, A-3.5).
+`settlement.amqp`.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class Sections:
 
     @property
     def body(self) -> bytes:
-        """The body: data sections end to end; an amqp-value that is a binary, a string or null; none is empty (A-7.3).
+        """The body: data sections end to end; an amqp-value that is a binary, a string or null; none is empty.
 
         Raises `Undecodable` for a body that has no bytes.
         """
@@ -305,7 +305,7 @@ class Sections:
         return text(self.raw, at) or b""
 
     def copies(self, retry_header: str) -> int:
-        """How many copies stand behind this message, by its application property of this name (0: absent; C-2.3)."""
+        """How many copies stand behind this message, by its application property of this name (0: absent)."""
         return copies(self.raw, self.named_at, retry_header)
 
     def _data(self, at: int, end: int) -> bytes:

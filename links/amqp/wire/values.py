@@ -263,7 +263,7 @@ def scalar(raw: bytes, at: int) -> Value:
 
 
 def text(raw: bytes, at: int) -> bytes | None:
-    """The value at `at`, which `skip` passed, as the value of a header (A-7.2); never raises.
+    """The value at `at`, which `skip` passed, as the value of a header; never raises.
 
     None where it has no form as text: a null, a list, a map, an array, a described value.
     """
