@@ -4,7 +4,7 @@ A broker without a server, for tests and first steps, is `EmbeddedBroker`.
 """
 
 try:
-    import proton  # noqa: F401 -- asked for here, so that what is missing is called by its name
+    import proton  # noqa: F401  # pyright: ignore[reportUnusedImport] -- what is missing is called by its name
 except ModuleNotFoundError as missing:
     raise ImportError(
         'links.amqp needs python-qpid-proton: pip install "trio-settlement[amqp]"', name="proton"

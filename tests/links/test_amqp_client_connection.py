@@ -306,7 +306,7 @@ async def test_a_goodbye_is_bounded_by_its_owner(autojump_clock: trio.testing.Mo
         assert trio.current_time() == began
 
 
-async def test_a_cancelled_pump_tells_its_waiters(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_cancelled_connection_tells_its_waiters(autojump_clock: trio.testing.MockClock) -> None:
     async with scene() as at:
         receiver = await at.receiver()
         at.connection._scope.cancel()

@@ -120,7 +120,7 @@ async def test_protons_container() -> None:
     assert (broker.ready("q"), broker.unsettled("q")) == ([], 0)
 
 
-async def test_two_containers_and_our_own_pump_at_once() -> None:
+async def test_two_containers_and_our_own_connection_at_once() -> None:
     broker = EmbeddedBroker(policies={"ours": QueuePolicy(dead_letter="dead")})
     async with broker.serve() as url, trio.open_nursery() as nursery:
         for queue in ("one", "other"):

@@ -176,7 +176,7 @@ async def test_a_detach_that_was_answered_is_a_proof(autojump_clock: trio.testin
         assert [each.raw for each in at.broker.store.queue("orders")] == [b"y"]
 
 
-async def test_a_bug_of_a_listener_leaves_the_pump_as_it_is(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_bug_of_a_hearer_leaves_the_connection_as_it_is(autojump_clock: trio.testing.MockClock) -> None:
     broker = EmbeddedBroker()
     async with broker.running():
         connection = ClientConnection(broker.connect_in_memory(), Engine(Settings("client")))
