@@ -15,7 +15,7 @@ from links.abc import Presence, Settles
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused
 from links.memory.publisher import MemoryPublisher
 from links.memory.source import MemoryQueue
-from links.memory.store import Holder, StoringBroker
+from links.memory.store import HoldingLink, StoringBroker
 from settlement.attempts import RETRY_HEADER
 from settlement.delays import Native
 from settlement.delivery import Letter
@@ -251,7 +251,7 @@ class MemoryBroker(StoringBroker):
 
     # --- within
 
-    def _links(self, name: str) -> list[Holder]:
+    def _links(self, name: str) -> list[HoldingLink]:
         return [*self.store(name).links]
 
     def _hang_up(self, why: str) -> None:

@@ -25,7 +25,7 @@ from links.memory.log import Entry, Published, Returned
 from settlement.attempts import attempt, header_count
 from settlement.delivery import NO_HEADERS, Letter, check_letter
 
-__all__ = ["Holder", "MemoryMessage", "MemoryStore", "StoringBroker", "Weather"]
+__all__ = ["HoldingLink", "MemoryMessage", "MemoryStore", "StoringBroker", "Weather"]
 
 _STALE = 256
 """So many leases of settled deliveries may lie in the heap before it is made anew."""
@@ -87,7 +87,7 @@ class Weather:
     slow_publishes: float = 0.0
 
 
-class Holder(Protocol):
+class HoldingLink(Protocol):
     """A link, as its queue and its broker see it: it holds what is unsettled."""
 
     unsettled: dict[Received[bytes], MemoryMessage]
@@ -140,16 +140,16 @@ class MemoryStore:
         self.name = name
         self.broker = broker
         self.weather = Weather()
-        self.links: list[Holder] = []
+        self.links: list[HoldingLink] = []
         self.fresh: deque[MemoryMessage] = deque()
         """Ready, never handed out, in order of number: the common case, without a heap."""
         self.returned: list[tuple[int, MemoryMessage]] = []
         """Ready again: a heap by number. It may hold numbers above those in `fresh` (published with a delay)."""
         self.delayed: list[tuple[float, int, MemoryMessage]] = []
         """A heap by the time when they are ready."""
-        self.leases: list[tuple[float, int, Received[bytes], Holder]] = []
+        self.leases: list[tuple[float, int, Received[bytes], HoldingLink]] = []
         """A heap by expiry, one entry per hand-over, which may lag behind `Received.expires` and behind settlements."""
-        self.lapsed: list[tuple[int, int, Received[bytes], Holder]] = []
+        self.lapsed: list[tuple[int, int, Received[bytes], HoldingLink]] = []
         """A heap by number: their leases have run out, and nobody has come for them yet; it may lag behind as well."""
         self.most_unsettled = 0
         self.changed = trio.lowlevel.ParkingLot()
@@ -181,7 +181,7 @@ class MemoryStore:
 
     # --- going out
 
-    def take(self, room: int, link: Holder) -> list[MemoryMessage]:
+    def take(self, room: int, link: HoldingLink) -> list[MemoryMessage]:
         """Take up to `room` ready messages, in order of number; none that `link` holds itself, lapsed it may be."""
         fresh, returned = self.fresh, self.returned
         if self.lapsed:
@@ -196,9 +196,9 @@ class MemoryStore:
                 taken.append(fresh.popleft())
         return taken
 
-    def _take_over(self, room: int, link: Holder) -> None:
+    def _take_over(self, room: int, link: HoldingLink) -> None:
         """Another link comes: up to `room` messages with lapsed leases are ready."""
-        held: list[tuple[int, int, Received[bytes], Holder]] = []
+        held: list[tuple[int, int, Received[bytes], HoldingLink]] = []
         while room and self.lapsed:
             entry = heappop(self.lapsed)
             _, _, received, holder = entry
@@ -212,11 +212,11 @@ class MemoryStore:
         for each in held:
             heappush(self.lapsed, each)
 
-    def claimable(self, link: Holder) -> bool:
+    def claimable(self, link: HoldingLink) -> bool:
         """Is there a message with a lapsed lease, for this link?"""
         return any(holder is not link and holder.is_lapsed(received) for *_, received, holder in self.lapsed)
 
-    def lend(self, handed: Sequence[Received[bytes]], expires: float, link: Holder) -> None:
+    def lend(self, handed: Sequence[Received[bytes]], expires: float, link: HoldingLink) -> None:
         """Remember when these leases end."""
         if len(self.leases) > 2 * self.unsettled + _STALE:
             self.leases = [entry for entry in self.leases if entry[2] in entry[3].unsettled]
@@ -272,7 +272,7 @@ class MemoryStore:
             else:
                 self.lapse(received, link)
 
-    def lapse(self, received: Received[bytes], link: Holder) -> None:
+    def lapse(self, received: Received[bytes], link: HoldingLink) -> None:
         """A lease has run out: whoever comes may have the message; its own link too, where that has given it up."""
         if received in link.forgotten:
             self.return_unsettled(link.release(received), "lease expired")
