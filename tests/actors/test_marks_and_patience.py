@@ -37,7 +37,7 @@ async def test_an_idle_link_is_well_as_soon_as_its_connection_is_back(severs: in
         for _ in range(severs):
             await trio.sleep(1.0)
             broker.sever_connection()
-            await trio.sleep(0.0)
+            await trio.lowlevel.checkpoint()
             await trio.testing.wait_all_tasks_blocked()
             assert not runtime.statistics()["q"].attached
             await trio.sleep(5.0)
