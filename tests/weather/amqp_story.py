@@ -19,19 +19,20 @@ from typing import Any, Final
 import pytest
 import trio
 
-import links.amqp.embedded
-import links.amqp.embedded_store
+import links.amqp.embedded.broker
+import links.amqp.embedded.exchange
+import links.amqp.embedded.store
 import links.amqp.link
 import links.amqp.publisher
-from links.amqp.binding import lib
-from links.amqp.embedded import EmbeddedBroker, QueuePolicy
-from links.amqp.embedded_peer import Consumer as BrokersLink
-from links.amqp.embedded_peer import Peer
-from links.amqp.embedded_store import Message, Queue, Store
-from links.amqp.events import Condition, Disposition, State
+from links.amqp.embedded.broker import EmbeddedBroker, QueuePolicy
+from links.amqp.embedded.exchange import Consumer as BrokersLink
+from links.amqp.embedded.server_connection import ServerConnection
+from links.amqp.embedded.store import Message, Store, StoredQueue
+from links.amqp.engine.binding import lib
+from links.amqp.engine.events import Condition, Disposition, State
 from links.amqp.publisher import AmqpPublisher
-from links.amqp.sections import DELIVERY_ANNOTATIONS, HEADER, walk
-from links.amqp.values import MAP, compound, items, scalar, symbol, unsigned
+from links.amqp.wire.sections import DELIVERY_ANNOTATIONS, HEADER, walk
+from links.amqp.wire.values import MAP, compound, items, scalar, symbol, unsigned
 from links.errors import LinkBroken
 from settlement import Delivery, Letter
 from settlement.amqp import Accepted, Modified, Rejected
@@ -150,7 +151,7 @@ class AmqpStory(Story):
 class WatchedStore(Store):
     story: AmqpStory
 
-    def publish(self, address: str, raw: bytes, delivery_count: int = 0) -> list[Queue]:
+    def publish(self, address: str, raw: bytes, delivery_count: int = 0) -> list[StoredQueue]:
         queues = super().publish(address, raw, delivery_count)
         for queue in queues:
             message = queue._fresh[-1]
@@ -179,7 +180,7 @@ class WatchedBroker(EmbeddedBroker):
             self.story.on_returned(message, "broken" if failed else "detached")
         super().leave(consumer, failed=failed)
 
-    def end_sessions(self, peer: Peer, at_most: int) -> None:
+    def end_sessions(self, peer: ServerConnection, at_most: int) -> None:
         """End some sessions of a connection: their links are gone with them."""
         sessions = dict.fromkeys(link.session for link in [*peer.consumers, *peer.producers])
         for session in [*sessions][:at_most]:
@@ -188,9 +189,9 @@ class WatchedBroker(EmbeddedBroker):
                 peer._gone(link, failed=False)
         peer.hurry()
 
-    def take_back(self, peer: Peer, state: State, at_most: int) -> None:
+    def take_back(self, peer: ServerConnection, state: State, at_most: int) -> None:
         """Say this of deliveries that a client holds, as RabbitMQ's consumer timeout does; the client settles them."""
-        sent = {known: pointer for pointer, (_, known) in peer.engine._listener.sent.items()}
+        sent = {known: pointer for pointer, (_, known) in peer.engine._reader.sent.items()}
         held = [each for consumer in peer.consumers.values() for each in consumer.unsettled.items() if each[0] in sent]
         for number, message in held[:at_most]:
             self.story.present[message].taken_back = True
@@ -205,7 +206,7 @@ class _Stamped(Message):
         return _stamped(super().encoded(), it.number)
 
 
-class _WatchedPeer(Peer):
+class _WatchedPeer(ServerConnection):
     broker: WatchedBroker
 
     def _tell(self) -> None:
@@ -237,7 +238,7 @@ def virtual_wall() -> Generator[None]:
     """Inside, the wall clock is trio's: a broker's own delay runs in virtual time, too."""
     wall = SimpleNamespace(time=lambda: _EPOCH + trio.current_time())
     with pytest.MonkeyPatch.context() as patch:
-        for module in (links.amqp.embedded, links.amqp.link, links.amqp.publisher):
+        for module in (links.amqp.embedded.exchange, links.amqp.link, links.amqp.publisher):
             patch.setattr(module, "time", wall)
         yield
 
@@ -257,7 +258,7 @@ def watched_broker() -> Generator[None]:
             raise
 
     with virtual_wall(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(links.amqp.embedded_store, "Message", _Stamped)
-        patch.setattr(links.amqp.embedded, "Peer", _WatchedPeer)
+        patch.setattr(links.amqp.embedded.store, "Message", _Stamped)
+        patch.setattr(links.amqp.embedded.broker, "ServerConnection", _WatchedPeer)
         patch.setattr(AmqpPublisher, "send", sending)
         yield

@@ -11,11 +11,11 @@ import attrs
 import trio
 
 from links.amqp.broker import AmqpBroker
-from links.amqp.events import Condition, State
-from links.amqp.messages import encode
+from links.amqp.engine.events import Condition, State
 from links.amqp.publisher import AmqpPublisher
 from links.amqp.source import AmqpSource
-from links.amqp.values import LIST, compound, string
+from links.amqp.wire.messages import encode
+from links.amqp.wire.values import LIST, compound, string
 from links.errors import ConnectionBroken
 from settlement import Copies, Hold, Letter, Native, Scheduled
 from settlement.amqp import AT_LEAST_ONCE, AT_MOST_ONCE, Delays

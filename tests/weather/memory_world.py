@@ -13,9 +13,9 @@ import attrs
 from actors import connected
 from links.abc import Settles
 from links.errors import LinkBroken
-from links.memory import Delivered, MemoryBroker, MemoryQueue, Published, Returned, Said, Unsaid, replay
+from links.memory import Delivered, MemoryBroker, MemoryLink, MemoryQueue, Published, Returned, Said, Unsaid, replay
 from links.memory.publisher import MemoryPublisher
-from links.memory.store import Store
+from links.memory.store import MemoryStore
 from settlement import Copies, Delivery, Letter, Native
 from settlement.ledger import Line
 from settlement.memory import Accept, PutBack, Reject
@@ -123,7 +123,7 @@ class Log(list[Any]):
             self.append(each)
 
 
-class WatchedStore(Store):
+class WatchedStore(MemoryStore):
     story: MemoryStory
 
     def add(self, letter: Letter) -> None:
@@ -135,7 +135,7 @@ class WatchedStore(Store):
 
 
 class WatchedPublisher(MemoryPublisher):
-    def _store(self, store: Store, letter: Letter) -> None:
+    def _store(self, store: MemoryStore, letter: Letter) -> None:
         try:
             super()._store(store, letter)
         except LinkBroken:
@@ -151,7 +151,7 @@ class WatchedBroker(MemoryBroker):
         super().__init__(name, dice=dice)
         self.story = story
 
-    def store(self, name: str) -> Store:
+    def store(self, name: str) -> MemoryStore:
         if name not in self._stores:
             store = self._stores[name] = WatchedStore(name, self)
             store.story = self.story
@@ -239,9 +239,10 @@ class MemoryWorld(World):
         """The other side takes back what is in hand, and says so."""
         held = [(link, received) for link in self.main.store(QUEUE).links for received in link.unsettled]
         for link, received in held[:at_most]:
+            assert isinstance(link, MemoryLink)
             if received in link.unsettled:
                 self.story.present[received.delivery.id].taken_back = True
-                link.store.let_go(link.release(received), "taken back")
+                link.store.return_unsettled(link.release(received), "taken back")
                 link.store.wake()
                 link.lost(received, Line.SUPERSEDED)
 

@@ -18,12 +18,12 @@ pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 import links.amqp.publisher
 from actors import Subscription, open_runtime
 from links.amqp.broker import AmqpBroker
-from links.amqp.embedded import EmbeddedBroker
-from links.amqp.ends import Receiver
-from links.amqp.events import ACCEPTED
+from links.amqp.embedded.broker import EmbeddedBroker
+from links.amqp.engine.events import ACCEPTED
+from links.amqp.engine.receiver import Receiver
 from links.amqp.link import AmqpLink
-from links.amqp.messages import copy
 from links.amqp.publisher import AmqpPublisher
+from links.amqp.wire.messages import copy
 from links.errors import LinkBroken
 from settlement import Ack, Copies, Delivery, Hold, Letter, Native, Outcome, RetryAfter
 from settlement.amqp import Delays
