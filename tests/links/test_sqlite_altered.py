@@ -172,11 +172,13 @@ async def test_a_table_that_is_made_again(tmp_path: Path) -> None:
             "heads, body, id INTEGER PRIMARY KEY AUTOINCREMENT)"
         )
         database.run("INSERT INTO jobs (body) VALUES ('new'), ('newer')")
-        new, newer = await link.receive(2)
-        assert near(new.token[1] / 1e6, now() + 30)
+        (newer,) = await link.receive(2)  # the other one has an id that is held here, until that has ended
+        assert near(newer.token[1] / 1e6, now() + 30)
+        verdicts = await link.settle([say(old, Finish()), say(newer, Finish())])
+        assert (type(verdicts[0]).__name__, verdicts[1:]) == ("LeaseLost", [None])
+        (new,) = await link.receive(2)
         before = now()
-        verdicts = await link.settle([say(old, Finish()), say(new, Delay(7.0, count=False)), say(newer, Finish())])
-        assert (type(verdicts[0]).__name__, verdicts[1:]) == ("LeaseLost", [None, None])
+        assert await link.settle([say(new, Delay(7.0, count=False))]) == [None]
         (due,), (done,) = database.run("SELECT due FROM jobs WHERE id = 1") + database.run(
             "SELECT done FROM jobs WHERE id = 2"
         )
