@@ -18,7 +18,18 @@ from actors import BatchSubscription, HandlerFailed, Runtime, Subscription, open
 from actors.testing import a_delivery, run_once
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused, PublishNotAccepted
 from links.memory import MemoryBroker
-from links.sql import AdvisoryLock, Lease, RowLock, SqlBroker, Table, link, publisher, queue, sqlite_writer
+from links.sql import (
+    AdvisoryLock,
+    Lease,
+    RowLock,
+    SqlBroker,
+    Table,
+    lease_link,
+    patience,
+    publisher,
+    queue,
+    thread_writer,
+)
 from settlement import Ack, Copies, DeadLetter, Delivery, Drop, Hold, Outcome, Policy, Retry, RetryAfter, Scheduled
 
 SECRET = "hunter2"  # noqa: S105 -- shall be in no message
@@ -421,7 +432,7 @@ async def test_a_database_that_is_damaged_in_use_is_a_clear_error(tmp_path: Path
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A locked file is waited for 0.3 s, not 10."""
-    for module in (sqlite_writer, queue, link, publisher):
+    for module in (thread_writer, queue, lease_link, patience, publisher):
         monkeypatch.setattr(module, "PATIENCE", 0.3)
 
 

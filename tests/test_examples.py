@@ -29,9 +29,9 @@ import sys
 sys.path.insert(0, {root!r})
 sys.argv[0] = {orders!r}
 from examples import orders
-from links.sql.link import SqliteLink
+from links.sql.lease_link import LeaseLink
 said = 0
-settle = SqliteLink.settle
+settle = LeaseLink.settle
 async def skipping(self, batch):
     global said
     kept = []
@@ -41,7 +41,7 @@ async def skipping(self, batch):
             kept.append(order)
     verdicts = dict(zip(map(id, kept), await settle(self, kept)))
     return [verdicts.get(id(order)) for order in batch]
-SqliteLink.settle = skipping
+LeaseLink.settle = skipping
 sys.exit(orders.main(["--folder", {folder!r}]))
 """
 

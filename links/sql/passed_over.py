@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 import trio
 
-from links.sql.deliveries import name_of
-from links.sql.sqlite_jobs import Claim
+from links.sql.jobs import Claim
+from links.sql.rows import name_of
 
 __all__ = ["PassedOver"]
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from links.abc import Publisher
 from links.errors import CallBroken, ConnectionBroken, LinkBroken, PublishNotAccepted
-from links.sql.sqlite_insert import Insert, Inserter
-from links.sql.sqlite_writer import PATIENCE
+from links.sql.database import Database
+from links.sql.jobs import Insert
+from links.sql.patience import PATIENCE
 from links.sql.table import Table
 from settlement.delivery import NO_HEADERS, Letter, check_letter
-
-if TYPE_CHECKING:
-    from links.sql.broker import SqlBroker
 
 __all__ = ["SqlPublisher"]
 
@@ -21,13 +19,10 @@ __all__ = ["SqlPublisher"]
 class SqlPublisher(Publisher):
     """Publishes to one table, and there to one group; made by `SqlBroker.publisher`."""
 
-    broker: SqlBroker
-
-    def __init__(self, broker: SqlBroker, table: Table[Any], group: str | None) -> None:
-        self.broker = self._broker = broker
+    def __init__(self, database: Database, table: Table[Any], group: str | None) -> None:
+        self.broker, self.database = database.broker, database
         self.table, self.group = table, group
         self.name = group if group is not None else table.name
-        self._inserter = Inserter(table, group)
 
     def __repr__(self) -> str:
         return f"<SqlPublisher to {self.name!r} on {self.broker.name}>"
@@ -77,10 +72,10 @@ class SqlPublisher(Publisher):
                 which = f", letter {number} of {len(letters)}" if len(letters) > 1 else ""
                 raise PublishNotAccepted(f"{self.name!r}{which}: {mistake}") from None
         while True:
-            await self._broker.until_up()
-            job = Insert(self._inserter, letters, PATIENCE, once=once)
+            await self.broker.until_up()
+            job = Insert(self.table, self.group, letters, PATIENCE, once=once)
             job.then = lambda job=job: self._inserted(job)
-            await self._broker.life.publishing.carry_out(job)
+            await self.database.life.publishing.carry_out(job)
             match job.error:
                 case None:
                     return job.inserted
@@ -97,4 +92,4 @@ class SqlPublisher(Publisher):
 
     def _inserted(self, job: Insert) -> None:
         if job.error is None and job.inserted:
-            self._broker.wake(self.table.name, self.group)
+            self.database.wake(self.table.name, self.group)

@@ -6,28 +6,23 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from links.abc import Link, Lost, Source
 from links.errors import CallBroken, LinkBroken, LinkRefused
-from links.sql.link import SqliteLink
+from links.sql.database import Database
+from links.sql.jobs import Look
+from links.sql.lease_link import LeaseLink
+from links.sql.patience import PATIENCE
 from links.sql.publisher import SqlPublisher
-from links.sql.sqlite_jobs import Call
-from links.sql.sqlite_lease import LeaseForm
-from links.sql.sqlite_schema import name_in_file
-from links.sql.sqlite_writer import PATIENCE
 from links.sql.table import Table
 from links.sql.wakes import Wakes
 from settlement import sql
 from settlement.delivery import Delivery
 from settlement.plans import Plan
 from settlement.policy import Ending, Policy, positive
-
-if TYPE_CHECKING:
-    from links.sql.broker import SqlBroker
 
 __all__ = ["SqlQueue"]
 
@@ -41,30 +36,25 @@ class SqlQueue(Source[R]):
 
     def __init__(
         self,
-        broker: SqlBroker,
+        database: Database,
         table: Table[R],
         group: str | None,
         *,
-        claim: sql.Claim,
+        claim: sql.Claim | None,
         limit: int | None,
         poll_interval: float,
     ) -> None:
         table.check_group(group)
-        if not isinstance(claim, sql.Lease):
-            raise ValueError(
-                f"claim must be Lease(seconds), not {claim!r}: SQLite locks the whole file, so it has no other form"
-            )
-        if table.locked_until is None:
-            raise ValueError(f"table must have a locked_until column for Lease(…), and {table.name!r} has none")
-        self.broker = self._broker = broker
+        lease = database.dialect.lease(claim, table)
+        self.broker, self._database = database.broker, database
         self.table, self.group = table, group
         self.name = group if group is not None else table.name
-        self.lease = self._lease = claim.duration
+        self.lease = self._lease = lease.duration
         self._limit = None if limit is None else positive("limit", limit)
         self._poll_interval = poll_interval
         self._facts = sql.Facts(
             queue=self.name,
-            claim=claim,
+            claim=lease,
             has_attempt=table.attempt is not None,
             has_retry_after=table.retry_after is not None,
             has_group=table.group is not None,
@@ -86,17 +76,20 @@ class SqlQueue(Source[R]):
         sql.check(self._facts, policy)
         to = policy.dead_letter
         if isinstance(to, SqlPublisher):
-            itself = self._is_fed_by(to) and to.broker.path == self._broker.path
+            itself = self._is_fed_by(to) and self._database.dialect.is_named_as(to.database.dialect)
         elif isinstance(to, str) and self.table.group is None:
-            itself = name_in_file(to) == name_in_file(self.name)
+            itself = self._spelled(to) == self._spelled(self.name)
         else:
             itself = to == self.name
         if itself:
             raise ValueError(f"dead_letter must be another queue than {self.name!r} itself")
 
+    def _spelled(self, table: str) -> str:
+        return self._database.dialect.spelled(table)
+
     def _is_fed_by(self, publisher: SqlPublisher) -> bool:
         """Would its rows be this queue's, if it were in the same file?"""
-        same = name_in_file(publisher.table.name) == name_in_file(self.table.name)
+        same = self._spelled(publisher.table.name) == self._spelled(self.table.name)
         return same and (self.table.group is None or publisher.group == self.group)
 
     async def _refuse_itself(self, subscription: str, policy: Policy) -> None:
@@ -108,7 +101,7 @@ class SqlQueue(Source[R]):
         if not isinstance(to, SqlPublisher) or not self._is_fed_by(to):
             return
         limiter = trio.CapacityLimiter(1)  # a thread that hangs shall not take one of everybody's
-        look = partial(_is_one_file, self._broker.path, to.broker.path)
+        look = partial(self._database.dialect.is_one_with, to.database.dialect)
         if await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=limiter):
             raise LinkRefused(
                 f"subscription {subscription!r}, table {self.table.name!r}: the dead letter {to.name!r} on "
@@ -134,32 +127,30 @@ class SqlQueue(Source[R]):
 
         Cancellation: rows that were claimed are let go, shielded and within `goodbye`.
         """
-        await self._broker.until_up()
+        await self.broker.until_up()
         await self._refuse_itself(subscription, policy)
-        life = self._broker.life
+        life = self._database.life
         wakes = Wakes(self._poll_interval)
-        with life.link(), self._broker.attached(self.table, self.group, subscription, wakes):
+        with life.link(), self._database.attached(self.table, self.group, subscription, wakes):
             dead = policy.dead_letter if isinstance(policy.dead_letter, str) and self.table.group is None else None
-            look: Call[LeaseForm] = Call(
-                PATIENCE,
-                lambda connection, _: LeaseForm(
-                    connection, self.table, self.group, self._lease, subscription=subscription, dead_letter=dead
-                ),
+            look = Look(
+                self.table, self.group, self._lease, subscription=subscription, dead_letter=dead, patience=PATIENCE
             )
             await life.queues.carry_out(look)
             if isinstance(look.error, CallBroken):  # no call of a link that lives on: this attempt is over
                 raise LinkBroken(f"subscription {subscription!r}: {look.error}") from look.error
             if look.error is not None:
                 raise look.error
-            form = look.result[0]
+            form = look.form
+            assert form is not None, "it was looked at"  # noqa: S101 -- an invariant of ours
             for line in form.warnings:
                 _log.warning("%s", line)
-            link: SqliteLink[R] = SqliteLink(
+            link: LeaseLink[R] = LeaseLink(
                 form,
                 life.queues,
                 life.until_over,
                 wakes,
-                self._broker.wake,
+                self._database.wake,
                 source=self.name,
                 subscription=subscription,
                 goodbye=goodbye,
@@ -168,11 +159,3 @@ class SqlQueue(Source[R]):
                 yield link
             finally:
                 await link.say_goodbye()  # noqa: ASYNC102 -- it shields itself, with a deadline
-
-
-def _is_one_file(one: Path, other: Path) -> bool:
-    """Are these one file, by whatever names?"""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import attrs
 
-from links.sql import sqlite_ddl
+from links.sql.sqlite.ddl import ddl as sqlite_ddl
 
 __all__ = ["Table", "split"]
 
@@ -169,7 +169,7 @@ class Table(Generic[R]):
             raise ValueError(f"dialect must be 'sqlite', not {dialect!r}")
         if self.locked_until is None:
             raise ValueError(f"table {self.name!r} must have a locked_until column: SQLite has the lease form alone")
-        return sqlite_ddl.ddl(split(self.name), self.roles)
+        return sqlite_ddl(split(self.name), self.roles)
 
     def renamed(self, name: str) -> Table[R]:
         """Another table with the same columns, such as a dead-letter table."""

@@ -16,8 +16,10 @@ import pytest
 import trio
 
 from links.abc import Link, Order, Received
-from links.sql import SqlBroker, SqlQueue, Table, sqlite, sqlite_ddl
-from links.sql.sqlite_jobs import Job
+from links.sql import SqlBroker, SqlQueue, Table
+from links.sql.jobs import Job
+from links.sql.sqlite import ddl
+from links.sql.sqlite.connection import SqliteConnection
 from settlement import Policy
 from settlement.ledger import Line
 from settlement.plans import Plan
@@ -82,7 +84,7 @@ class Database:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute(f"CREATE TABLE jobs ({columns})")
-            connection.execute(sqlite_ddl.index(["jobs"], self.table().roles, ["retry_after", "id"]))
+            connection.execute(ddl.index(["jobs"], self.table().roles, ["retry_after", "id"]))
             connection.execute(f"CREATE TABLE dead ({columns})")
         return self
 
@@ -201,14 +203,14 @@ class Gate:
         self._open = threading.Event()
         self._open.set()
         self.entered = 0
-        original = sqlite.Connection.transact
+        original = SqliteConnection.transact
 
-        def transact(connection: sqlite.Connection, jobs: Sequence[Job]) -> None:
+        def transact(connection: SqliteConnection, jobs: Sequence[Job]) -> None:
             self.entered += 1
             assert self._open.wait(10)
             original(connection, jobs)
 
-        monkeypatch.setattr(sqlite.Connection, "transact", transact)
+        monkeypatch.setattr(SqliteConnection, "transact", transact)
 
     def shut(self) -> None:
         self.entered = 0

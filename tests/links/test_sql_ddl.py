@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from links.sql import SqlBroker, Table
-from links.sql.sqlite_ddl import plain
-from links.sql.sqlite_lease import LeaseForm, Passing
-from links.sql.sqlite_plans import unserved
-from links.sql.sqlite_schema import read_schema
+from links.sql.jobs import Passing
+from links.sql.sqlite.ddl import plain
+from links.sql.sqlite.lease import SqliteLease
+from links.sql.sqlite.plans import unserved
+from links.sql.sqlite.schema import read_schema
 from settlement import Policy
 from settlement.sql import Finish, MoveToTable
 from tests.links.sqlite_kit import Database, attached, bodies, broker_of, finish, open_link, say
@@ -255,6 +256,20 @@ def test_a_claim_reads_what_it_takes(roles: list[str], analyzed: bool, tmp_path:
     assert steps[1] <= 1.5 * steps[0] + 50, steps
 
 
+def test_a_claim_of_a_hundred_thousand_rows_reads_what_it_takes(tmp_path: Path) -> None:
+    """The same steps as of a hundred."""
+    roles = max(SUBSETS, key=len)
+    table = described([*roles, "payload", "attempt"])
+    steps: list[int] = []
+    for count in (100, 100_000):
+        path = tmp_path / str(count)
+        path.mkdir()
+        database = created(path, table.ddl("sqlite"))
+        fill(database, table, count, analyzed=False)
+        steps.append(steps_of_a_claim(database, table))
+    assert steps[1] <= 1.5 * steps[0] + 50, steps
+
+
 def fill(database: Database, table: Table[Any], count: int, *, analyzed: bool) -> None:
     values = {"body": "x'00'"}
     if table.group:
@@ -281,7 +296,7 @@ def steps_of_a_claim(database: Database, table: Table[Any]) -> int:
         return 0
 
     with opened(database) as connection:
-        form = LeaseForm(connection, table, "mail" if table.group else None, 30.0, subscription="test")
+        form = SqliteLease(connection, table, "mail" if table.group else None, 30.0, subscription="test")
         connection.execute("BEGIN IMMEDIATE")
         connection.set_progress_handler(count, 10)
         for _ in range(3):

@@ -9,8 +9,8 @@ import pytest
 
 from links.sql import AdvisoryLock, RowLock, SqlBroker, Table
 from links.sql.headers import dump, dump_row, load, load_row
-from links.sql.sqlite_statements import Statements, insert, quote, quote_table
-from links.sql.sqlite_times import ENCODERS, LAST, later
+from links.sql.sqlite.statements import SqliteStatements, insert, quote, quote_table
+from links.sql.sqlite.times import ENCODERS, LAST, later
 from settlement import Policy
 
 pytestmark = pytest.mark.sqlite
@@ -75,7 +75,7 @@ def test_a_table_is_a_value() -> None:
 
 def test_the_claim_of_a_full_table() -> None:
     """S-2.1, S-2.2: the picked rows by all predicates, in the order of what is not NULL; each leased by its id."""
-    texts = Statements(Table("jobs", id="id", **FULL), COLUMNS, {"lease", "done"})
+    texts = SqliteStatements(Table("jobs", id="id", **FULL), COLUMNS, {"lease", "done"})
     assert texts.claim == (
         "SELECT `id`, COALESCE(`tries`, 1) + 1, `body`, `heads`, `lane` FROM `jobs` "
         "WHERE `grp` = :group AND `due` <= :due AND `done` IS NULL "
@@ -86,14 +86,14 @@ def test_the_claim_of_a_full_table() -> None:
 
 def test_a_nullable_column_does_not_order() -> None:
     """DESIGN 6: NULL retry_after means due, and a nullable column leaves the ORDER BY."""
-    text = Statements(Table("jobs", id="id", **FULL), COLUMNS, {"lease", "done", "due", "prio", "id"}).claim
+    text = SqliteStatements(Table("jobs", id="id", **FULL), COLUMNS, {"lease", "done", "due", "prio", "id"}).claim
     assert "(`due` IS NULL OR `due` <= :due)" in text
     assert "AND `id` IS NOT NULL ORDER BY `id` LIMIT" in text
 
 
 def test_the_claim_of_a_minimal_table() -> None:
     """S-2.1: a part of the predicate stands only where its column exists."""
-    texts = Statements(minimal(), ("id", "body", "lease"), {"lease"})
+    texts = SqliteStatements(minimal(), ("id", "body", "lease"), {"lease"})
     assert texts.claim == (
         "SELECT `id`, NULL, `body`, NULL, NULL FROM `jobs` "
         "WHERE (`lease` IS NULL OR `lease` <= :now) ORDER BY `id` LIMIT :room"
@@ -104,7 +104,7 @@ def test_the_claim_of_a_minimal_table() -> None:
 def test_row_mode_selects_every_column() -> None:
     """S-1.2: without a payload the whole row is the message."""
     table = Table("jobs", id="id", locked_until="lease", attempt="tries")
-    text = Statements(table, ("id", "a", "lease", "tries"), {"lease"}).claim
+    text = SqliteStatements(table, ("id", "a", "lease", "tries"), {"lease"}).claim
     assert text.startswith("SELECT `id`, COALESCE(`tries`, 1) + 1, NULL, NULL, NULL, `id`, `a`, `lease`, `tries` FROM")
 
 
@@ -127,12 +127,12 @@ MINE = "WHERE `id` = :id AND `lease` = :token AND `tries` = :attempt"
 )
 def test_every_settlement_carries_the_token(event: str, text: str) -> None:
     """S-3.2, S-19.4 to S-19.7: by id, by the lease's expiry and by the attempt."""
-    assert getattr(Statements(Table("jobs", id="id", **FULL), COLUMNS, {"lease"}), event) == text
+    assert getattr(SqliteStatements(Table("jobs", id="id", **FULL), COLUMNS, {"lease"}), event) == text
 
 
 def test_without_processed_at_finish_deletes() -> None:
     """S-19.4: no attempt column, no attempt in the token."""
-    texts = Statements(minimal(), ("id", "body", "lease"), {"lease"})
+    texts = SqliteStatements(minimal(), ("id", "body", "lease"), {"lease"})
     assert texts.finish == "DELETE FROM `jobs` WHERE `id` = :id AND `lease` = :token"
     assert texts.give_back == f"{UPDATE} `lease` = NULL WHERE `id` = :id AND `lease` = :token"
     assert (texts.delay, texts.regroup) == ("", "")
@@ -140,7 +140,7 @@ def test_without_processed_at_finish_deletes() -> None:
 
 def test_the_copy_names_its_columns_and_has_an_empty_lease() -> None:
     """S-3.10, S-19.6: insert-select by name, guarded by the token, the lease written NULL."""
-    texts = Statements(minimal("main.jobs"), ("id", "body", "LEASE"), {"lease"})
+    texts = SqliteStatements(minimal("main.jobs"), ("id", "body", "LEASE"), {"lease"})
     assert texts.copy("dead", ("id", "body", "LEASE")) == (
         "INSERT OR ABORT INTO `dead` (`id`, `body`, `LEASE`) SELECT `id`, `body`, NULL FROM `main`.`jobs` "
         "WHERE `id` = :id AND `lease` = :token"

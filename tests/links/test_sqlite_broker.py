@@ -110,7 +110,7 @@ async def opened(database: Database) -> None:
 
 
 async def test_a_file_that_stays_locked_at_start_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("links.sql.sqlite_writer.PATIENCE", 0.2)
+    monkeypatch.setattr("links.sql.thread_writer.PATIENCE", 0.2)
     database = Database(tmp_path / "q.db").create()
     with Foreigner(database), pytest.raises(ConnectionBroken, match="another process has held the lock of the file"):
         await opened(database)
@@ -320,3 +320,15 @@ async def test_a_link_needs_an_open_broker(tmp_path: Path) -> None:
     with pytest.raises(NotConnected):
         async with attached(database.broker().queue(database.table())):
             pass
+
+
+async def test_a_file_with_two_names_is_refused(tmp_path: Path) -> None:
+    """SQLite keeps its log beside the name that it was opened by: by another name nobody would find it."""
+    database = Database(tmp_path / "q.db").create()
+    (tmp_path / "other.db").hardlink_to(database.path)
+    with pytest.raises(LinkRefused, match=r"q\.db: the file has 2 names .* remove the other names"):
+        async with database.broker().connect():
+            raise AssertionError("connected")
+    (tmp_path / "other.db").unlink()
+    async with database.broker().connect():
+        pass

@@ -7,7 +7,8 @@ import pytest
 import trio
 
 from links.errors import LeaseLost
-from links.sql import Lease, sqlite_times
+from links.sql import Lease
+from links.sql.sqlite import times
 from settlement.sql import Delay, PutBack
 from tests.links.sqlite_kit import Database, bodies, finish, open_link, say
 
@@ -17,10 +18,10 @@ pytestmark = pytest.mark.sqlite
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Set the clock by so many seconds."""
-    real = sqlite_times.now
+    real = times.now
 
     def set_by(seconds: float) -> None:
-        monkeypatch.setattr(sqlite_times, "now", lambda: real() + round(seconds * 1e6))
+        monkeypatch.setattr(times, "now", lambda: real() + round(seconds * 1e6))
 
     return set_by
 

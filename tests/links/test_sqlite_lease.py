@@ -11,7 +11,8 @@ import trio
 import trio.testing
 
 from links.errors import CallBroken, LeaseLost, NotApplied, SettlementUnknown
-from links.sql import Lease, SqlQueue, sqlite_times
+from links.sql import Lease, SqlQueue
+from links.sql.sqlite import times
 from settlement.sql import Delay
 from tests.links.sqlite_kit import (
     TIMES,
@@ -91,11 +92,11 @@ async def test_the_lease_is_a_duration_on_our_own_clock(tmp_path: Path, monkeypa
     """DESIGN 6: this machine's clock may jump by a day; `expires` is monotonic time, and the tokens still hold."""
     database = Database(tmp_path / "q.db").create()
     database.add(b"a")
-    real = sqlite_times.now
+    real = times.now
     async with open_link(database.broker().queue(database.table(), claim=Lease(30.0))) as link:
         (received,) = await link.receive(1)
         for jump in (86_400, -86_400):
-            monkeypatch.setattr(sqlite_times, "now", lambda jump=jump: real() + jump * 1_000_000)
+            monkeypatch.setattr(times, "now", lambda jump=jump: real() + jump * 1_000_000)
             started = trio.current_time()
             assert await link.extend([received]) == []
             assert received.expires is not None

@@ -226,3 +226,54 @@ async def test_a_neighbour_of_what_is_ignored_is_published(tmp_path: Path) -> No
     assert len(refused) == 2
     async with open_link(database.broker().queue(database.table())) as link:
         assert sorted(bodies(await link.receive(9))) == [b"a", b"b", b"c"]
+
+
+# --- and one that has failed has done nothing
+
+
+FAIL = "CREATE TRIGGER no AFTER {} ON jobs WHEN NEW.payload = x'61' BEGIN SELECT RAISE(FAIL, 'no'); END"
+"""RAISE(FAIL) keeps what its statement has done so far."""
+
+
+@pytest.mark.parametrize("verb", [PutBack(count=False), Delay(5.0, count=False)], ids=str)
+async def test_a_verb_that_fails_halfway_keeps_the_lease(verb: Any, tmp_path: Path) -> None:
+    """It is not applied and not half applied: said again it finds its token."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a")
+    async with open_link(database.broker().queue(database.table())) as link:
+        (one,) = await link.receive(1)
+        before = database.rows()
+        database.run(FAIL.format("UPDATE"))
+        (verdict,) = await link.settle([say(one, verb)])
+        assert isinstance(verdict, NotApplied)
+        with pytest.raises(CallBroken, match="no"):
+            await link.extend([one])
+        assert database.rows() == before
+        database.run("DROP TRIGGER no")
+        assert await link.settle([say(one, verb)]) == [None]
+
+
+async def test_a_claim_that_fails_halfway_leaves_its_row_free(tmp_path: Path) -> None:
+    """The row that is passed over is neither leased nor counted."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a")
+    before = database.rows()
+    database.run(FAIL.format("UPDATE"))
+    database.add(b"b", b"c")
+    async with open_link(database.broker().queue(database.table())) as link:
+        assert bodies(await link.receive(3)) == [b"b", b"c"]
+        assert database.rows()[:1] == before
+        (alone,) = [each for each in database.rows() if each["id"] == 1]
+        assert (alone["locked_until"], alone["attempt"]) == (None, 1)
+
+
+async def test_a_publish_that_fails_halfway_is_not_there(tmp_path: Path) -> None:
+    """Refused is refused: no row stays behind."""
+    database = Database(tmp_path / "q.db").create()
+    database.run(FAIL.format("INSERT"))
+    broker = database.broker()
+    async with broker.connect():
+        with pytest.raises(PublishNotAccepted, match="no"):
+            await broker.publisher(database.table()).publish(b"a")
+        await broker.publisher(database.table()).publish(b"b")
+    assert [row["payload"] for row in database.rows()] == [b"b"]

@@ -1,8 +1,7 @@
 """Publishing on a real SQLite file: what publishing writes."""
 
-import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -10,7 +9,7 @@ import trio.testing
 
 from links.errors import ConnectionBroken, LinkBroken, NotConnected, PublishNotAccepted
 from links.sql import SqlPublisher, Table
-from links.sql.sqlite_jobs import Call
+from links.sql.jobs import Insert
 from settlement import Letter
 from settlement.sql import MoveToTable
 from tests.links.sqlite_kit import (
@@ -157,9 +156,9 @@ async def test_an_error_of_one_job_is_its_own(monkeypatch: pytest.MonkeyPatch, t
     gate = Gate(monkeypatch)
     broker = database.broker()
 
-    def bug(connection: sqlite3.Connection, _: int) -> None:
-        connection.execute("INSERT INTO jobs (payload) VALUES ('half')")
-        raise RuntimeError("a bug")
+    class Bug(dict[str, bytes]):
+        def items(self) -> NoReturn:
+            raise RuntimeError("a bug")
 
     async with broker.connect():
         publisher = broker.publisher(database.table())
@@ -168,7 +167,8 @@ async def test_an_error_of_one_job_is_its_own(monkeypatch: pytest.MonkeyPatch, t
             nursery.start_soon(publisher.publish, b"first")
             await until(lambda: gate.entered)
             nursery.start_soon(publisher.publish, b"second")
-            bad = Call(5.0, bug)
+            letters = [(None, Letter(b"half")), (None, Letter(b"", Bug(a=b"")))]
+            bad = Insert(database.table(), None, letters, 5.0)
             nursery.start_soon(broker.life.publishing.carry_out, bad)
             nursery.start_soon(publisher.publish, b"third")
             await trio.testing.wait_all_tasks_blocked()

@@ -9,7 +9,8 @@ import trio
 
 from links.abc import Order
 from links.errors import LeaseLost, NotApplied
-from links.sql import Lease, SqlBroker, Table, sqlite_times
+from links.sql import Lease, SqlBroker, Table
+from links.sql.sqlite import times
 from settlement import Ack, DeadLetter, Drop, Policy, Retry, RetryAfter
 from settlement.attempts import RETRY_HEADER
 from settlement.policy import Ending
@@ -243,8 +244,8 @@ async def test_successive_claims_have_different_tokens(tmp_path: Path, monkeypat
     database.add(b"body")
     queue = database.broker().queue(database.table())
     tokens = set()
-    noon = sqlite_times.now()
-    monkeypatch.setattr(sqlite_times, "now", lambda: noon)
+    noon = times.now()
+    monkeypatch.setattr(times, "now", lambda: noon)
     async with open_link(queue) as link:
         for _ in range(20):
             (received,) = await link.receive(1)

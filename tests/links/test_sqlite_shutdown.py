@@ -14,7 +14,7 @@ import trio.testing
 from links.abc import Link, Received, Verdict
 from links.errors import ConnectionBroken, NotApplied
 from links.sql import Lease, SqlBroker
-from links.sql.sqlite import Connection
+from links.sql.sqlite.connection import SqliteConnection
 from tests.links.sqlite_kit import Database, Foreigner, Gate, attached, finish, open_link, until
 
 pytestmark = pytest.mark.sqlite
@@ -153,17 +153,17 @@ class Hang:
         self._answers = threading.Event()
         self._answers.set()
         self.hanging = 0
-        self.connections: list[Connection] = []
-        original: Callable[[Connection], None] = getattr(Connection, step)
+        self.connections: list[SqliteConnection] = []
+        original: Callable[[SqliteConnection], None] = getattr(SqliteConnection, step)
 
-        def hang(connection: Connection) -> None:
+        def hang(connection: SqliteConnection) -> None:
             self.connections.append(connection)
             self.hanging += 1
             assert self._answers.wait(20)
             self.hanging -= 1
             original(connection)
 
-        monkeypatch.setattr(Connection, step, hang)
+        monkeypatch.setattr(SqliteConnection, step, hang)
 
     def shut(self) -> None:
         self._answers.clear()
@@ -241,8 +241,9 @@ async def half_broken(broker: SqlBroker, database: Database) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.until_broken)
                 await trio.testing.wait_all_tasks_blocked()
-                broker.life.publishing._end(ConnectionBroken("a disk hiccup"))
-                broker.life.publishing._change()
+                publishing: Any = broker.life.publishing
+                publishing._end(ConnectionBroken("a disk hiccup"))
+                publishing._change()
                 assert received.token == (1, database.row()["locked_until"], 2)
 
 

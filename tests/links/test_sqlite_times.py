@@ -14,11 +14,12 @@ import pytest
 import trio
 
 from links.errors import LinkRefused
-from links.sql import Table, sqlite_lease, sqlite_times
-from links.sql.sqlite_defaults import evaluate
-from links.sql.sqlite_inspect import odd_times
-from links.sql.sqlite_schema import read_schema
-from links.sql.sqlite_times import DEFAULTS, ENCODERS, is_default
+from links.sql import Table
+from links.sql.sqlite import lease, times
+from links.sql.sqlite.defaults import evaluate
+from links.sql.sqlite.inspect import odd_times
+from links.sql.sqlite.schema import read_schema
+from links.sql.sqlite.times import DEFAULTS, ENCODERS, is_default
 from tests.links.sqlite_kit import TIMES, Database, attached, bodies, open_link, stored, until
 
 pytestmark = pytest.mark.sqlite
@@ -118,9 +119,9 @@ async def test_a_default_in_the_right_form_is_delivered(
 @pytest.mark.parametrize("kind", TIMES)
 def test_the_present_time_as_a_default(kind: str) -> None:
     """The default that is recommended gives what the encoder writes, to a few milliseconds."""
-    before = sqlite_times.now()
+    before = times.now()
     value = evaluate(kind, DEFAULTS[kind])
-    earliest, latest = ENCODERS[kind](before - 2_000), ENCODERS[kind](sqlite_times.now() + 2_000)
+    earliest, latest = ENCODERS[kind](before - 2_000), ENCODERS[kind](times.now() + 2_000)
     assert earliest <= value <= latest
     assert type(value) is type(earliest)
     assert is_default(kind, value, before)
@@ -198,14 +199,14 @@ async def test_a_value_that_comes_later_is_told_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever writes another form after the link has attached: told once, at an idle claim, at most once a minute."""
-    monkeypatch.setattr(sqlite_lease, "_MINUTE", 1)
+    monkeypatch.setattr(lease, "_MINUTE", 1)
     database = made(tmp_path)
     async with open_link(database.broker(0.01).queue(JOBS)) as link, trio.open_nursery() as nursery:
         nursery.start_soon(link.receive, 1)
         database.run("INSERT INTO jobs (body, due) VALUES ('never', datetime('now')), ('never', datetime('now'))")
         await until(lambda: caplog.records)
-        seen = sqlite_times.now()
-        await until(lambda: sqlite_times.now() > seen + 100_000)
+        seen = times.now()
+        await until(lambda: times.now() > seen + 100_000)
         nursery.cancel_scope.cancel()
     (record,) = caplog.records
     assert re.search(
@@ -217,7 +218,7 @@ async def test_a_value_that_comes_later_is_told_too(
 async def test_our_own_times_are_in_form(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Leases, the longest delay, the beginning of time, and finished rows of any form: not a word."""
     database = made(tmp_path, f"{kind} NOT NULL DEFAULT {DEFAULTS[kind]}", lock=kind, done=kind)
-    for due in (ENCODERS[kind](sqlite_times.LAST), stored(0, kind), stored(1e9, kind)):
+    for due in (ENCODERS[kind](times.LAST), stored(0, kind), stored(1e9, kind)):
         database.run("INSERT INTO jobs (body, due, lock) VALUES ('x', ?, ?)", due, due)
     database.run("INSERT INTO jobs (body, due, done) VALUES ('x', 'long ago', ?)", stored(1e9, kind))
     async with open_link(database.broker().queue(JOBS)):

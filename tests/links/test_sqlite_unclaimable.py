@@ -10,9 +10,9 @@ import trio
 from actors import Subscription, open_runtime
 from links.abc import Received
 from links.sql import Lease
+from links.sql.jobs import Claim, Passing
 from links.sql.passed_over import PassedOver
-from links.sql.sqlite_jobs import Claim
-from links.sql.sqlite_lease import LeaseForm, Passing
+from links.sql.sqlite.lease import SqliteLease
 from settlement import Ack, Delivery
 from tests.links.sqlite_kit import Database, Gate, bodies, finish, open_link, until
 
@@ -125,7 +125,7 @@ async def test_a_full_disk_is_no_fault_of_a_row(tmp_path: Path, monkeypatch: pyt
     async with open_link(database.broker().queue(database.table())) as link:
         link.degraded = told
         with monkeypatch.context() as patch:
-            patch.setattr(LeaseForm, "_expiry", full)
+            patch.setattr(SqliteLease, "_expiry", full)
             with pytest.raises(Exception, match="disk is full"):
                 await link.receive(1)
         with trio.fail_after(0.9):
@@ -159,7 +159,7 @@ async def test_a_runtime_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 def claim(failed: dict[int, BaseException], *, complete: bool = True) -> Claim:
-    form: LeaseForm = None  # type: ignore[assignment]
+    form: SqliteLease = None  # type: ignore[assignment]
     passing = Passing({}, frozenset())
     passing.failed.update(failed)
     passing.complete = complete

@@ -14,10 +14,11 @@ import pytest
 import trio
 
 from links.errors import CallBroken, ConnectionBroken, LinkBroken, NotApplied, PublishNotAccepted
-from links.sql import SqlBroker, sqlite_watch
-from links.sql.sqlite import Connection
-from links.sql.sqlite_schema import Database as SqliteDatabase
-from links.sql.sqlite_watch import Watch
+from links.sql import SqlBroker
+from links.sql.sqlite import watch as files
+from links.sql.sqlite.connection import SqliteConnection
+from links.sql.sqlite.schema import SqliteSession
+from links.sql.sqlite.watch import SqliteWatch
 from settlement.sql import MoveToTable
 from tests.links.sqlite_kit import Database, attached, bodies, finish, open_link, say
 
@@ -125,18 +126,18 @@ async def test_a_lasting_quiet_is_believed_and_its_end_is_seen(tmp_path: Path, m
     """While nothing changes in the folder one look is one stat; a change is seen by the next."""
     database = Database(tmp_path / "q.db").create()
     looked: list[Any] = []
-    identity = sqlite_watch._identity
-    monkeypatch.setattr(sqlite_watch, "_QUIET", 0)
+    identity = files._identity
+    monkeypatch.setattr(files, "_QUIET", 0)
     with closing(sqlite3.connect(database.path)) as connection:
         connection.execute("INSERT INTO jobs (payload) VALUES ('x')")
         connection.commit()
-        watch = Watch(database.path, identity(str(database.path)))
+        watch = SqliteWatch(database.path, identity(str(database.path)))
 
         def counted(name: str) -> tuple[int, int]:
             looked.append(name)
             return identity(name)
 
-        monkeypatch.setattr(sqlite_watch, "_identity", counted)
+        monkeypatch.setattr(files, "_identity", counted)
         for _ in range(20):
             assert watch.look() is None
         assert len(looked) <= 6
@@ -147,12 +148,12 @@ async def test_a_lasting_quiet_is_believed_and_its_end_is_seen(tmp_path: Path, m
 async def test_a_folder_that_keeps_no_time_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time is believed for a second at most, and not at all where the path is a symbolic link."""
     database = Database(tmp_path / "q.db").create()
-    monkeypatch.setattr(sqlite_watch, "_QUIET", 0)
-    monkeypatch.setattr(sqlite_watch, "_OFTEN", 0.0)
+    monkeypatch.setattr(files, "_QUIET", 0)
+    monkeypatch.setattr(files, "_OFTEN", 0.0)
     with closing(sqlite3.connect(database.path)) as connection:
         connection.execute("INSERT INTO jobs (payload) VALUES ('x')")
         connection.commit()
-        watch = Watch(database.path, sqlite_watch._identity(str(database.path)))
+        watch = SqliteWatch(database.path, files._identity(str(database.path)))
         assert watch.look() is None
         before = tmp_path.stat()
         beside(database.path, "-wal").rename(beside(database.path, "-old"))
@@ -225,14 +226,14 @@ async def test_a_reader_that_keeps_its_snapshot_holds_nobody_up(tmp_path: Path) 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections that cannot let their file grow."""
-    connect = Connection._connect
+    connect = SqliteConnection._connect
 
-    def connecting(self: Connection) -> None:
+    def connecting(self: SqliteConnection) -> None:
         connect(self)
         (pages,) = self._open.execute("PRAGMA page_count").fetchone()
         self._open.execute(f"PRAGMA max_page_count = {pages + 20}")
 
-    monkeypatch.setattr(Connection, "_connect", connecting)
+    monkeypatch.setattr(SqliteConnection, "_connect", connecting)
 
 
 async def test_a_full_disk_confirms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +256,7 @@ async def test_a_full_disk_confirms_nothing(tmp_path: Path, monkeypatch: pytest.
     assert (len(database.rows()), database.rows("dead")) == (published, [])
 
 
-class Commit(SqliteDatabase):
+class Commit(SqliteSession):
     """A connection whose COMMIT may fail."""
 
     fails = 0
@@ -298,10 +299,46 @@ async def test_a_commit_that_fails_confirms_nothing(tmp_path: Path, monkeypatch:
     assert [row["locked_until"] for row in database.rows()] == [None]
 
 
+class Stuck(Commit):
+    """And then its ROLLBACK fails too, so that the transaction stays open."""
+
+    rolls_back = True
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        if sql == "ROLLBACK" and not Stuck.rolls_back:
+            raise sqlite3.OperationalError("no rollback")
+        return super().execute(sql, parameters)
+
+
+async def test_a_rollback_that_fails_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would stand in the next transaction by mistake is closed with its connection; nothing of it is written."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a")
+    connect: Any = sqlite3.connect
+    broker = database.broker()
+
+    async def claim() -> None:
+        async with broker.connect(), attached(broker.queue(database.table())) as link:
+            monkeypatch.setattr(Commit, "fails", 1)
+            monkeypatch.setattr(Stuck, "rolls_back", False)
+            with pytest.raises(ConnectionBroken, match="full"):
+                await link.receive(1)
+            await trio.sleep_forever()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", lambda *args, **kw: connect(*args, **{**kw, "factory": Stuck}))
+        with pytest.raises(ConnectionBroken, match="full"):
+            await claim()
+    assert (database.row()["locked_until"], database.row()["attempt"]) == (None, 1)
+    monkeypatch.setattr(Stuck, "rolls_back", True)
+    async with open_link(database.broker().queue(database.table())) as link:
+        assert bodies(await link.receive(1)) == [b"a"]
+
+
 async def test_a_disk_that_is_full_at_the_opening_is_weather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has said no: the next life may open it."""
 
-    class Full(SqliteDatabase):
+    class Full(SqliteSession):
         def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
             if sql.startswith("PRAGMA user_version ="):
                 error = sqlite3.OperationalError("database or disk is full")

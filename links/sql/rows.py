@@ -1,19 +1,32 @@
-"""From a claimed row to a delivery. Pure."""
+"""A claimed row, as every dialect gives it, and the delivery that it is read as. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from links.abc import Received
 from links.sql.headers import dump_row, load
-from links.sql.sqlite_lease import BadText, LeaseForm, Row
+from links.sql.table import Table
 from settlement.attempts import attempt, header_count
 from settlement.delivery import NO_HEADERS, Delivery
 
-__all__ = ["Reader", "name_of"]
+__all__ = ["BadText", "Row", "RowReader", "Token", "name_of"]
 
 R = TypeVar("R")
+
+Row: TypeAlias = tuple[Any, ...]
+"""What a claim gives: id, locked_until, attempt after the claim, payload, headers, key; in row mode the row as a `dict`
+by column, as it was before the claim, with an empty lease."""
+
+Token: TypeAlias = tuple[Any, Any, Any]
+"""(id, locked_until, attempt), as they are stored; attempt is None where the table has none (DESIGN 6)."""
+
+
+class BadText(bytes):
+    """A text of the database that is not UTF-8: one row's trouble, not the claim's."""
+
+    __slots__ = ()
 
 
 def _body(payload: object) -> bytes:
@@ -41,13 +54,13 @@ def name_of(value: object) -> str:
             return str(value)
 
 
-class Reader(Generic[R]):
+class RowReader(Generic[R]):
     """Reads the rows of one queue. A row that cannot be read is a delivery with `unreadable` set (S-4.9)."""
 
-    def __init__(self, form: LeaseForm, source: str) -> None:
+    def __init__(self, table: Table[R], source: str) -> None:
         self._source = source
-        self._counted = form.table.attempt is not None
-        self._whole = form.table.payload is None
+        self._counted = table.attempt is not None
+        self._whole = table.payload is None
 
     def read(self, row: Row, expires: float) -> Received[R]:
         """One delivery; its token is (id, locked_until, attempt) as they are stored now."""

@@ -6,15 +6,15 @@ import re
 import sqlite3
 from typing import Any
 
-from links.sql.sqlite_ddl import index
-from links.sql.sqlite_schema import Schema, explain, where
-from links.sql.sqlite_statements import quote
+from links.sql.sqlite.ddl import index
+from links.sql.sqlite.schema import SqliteSchema, explain, where
+from links.sql.sqlite.statements import quote
 from links.sql.table import Table, split
 
 __all__ = ["unserved"]
 
 
-def unserved(connection: sqlite3.Connection, table: Table[Any], schema: Schema) -> str | None:
+def unserved(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema) -> str | None:
     """One line with the index to create, where a claim reads more rows than it takes; None where it does not."""
     texts = schema.statements(table)
     values: dict[str, int] = dict.fromkeys(("now", "due", "group", "room"), 0)

@@ -17,7 +17,7 @@ from typing import Any
 
 from links.sql.table import Table, split
 
-__all__ = ["Statements", "insert", "quote", "quote_table"]
+__all__ = ["SqliteStatements", "insert", "quote", "quote_table"]
 
 
 def quote(name: str) -> str:
@@ -30,7 +30,7 @@ def quote_table(name: str) -> str:
     return ".".join(map(quote, split(name)))
 
 
-class Statements:
+class SqliteStatements:
     """Every text for one table; one whose column the table has not is empty."""
 
     claim: str

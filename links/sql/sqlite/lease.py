@@ -15,107 +15,34 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Container, Generator, Sequence, Sized
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
-import attrs
-
-from links.sql import sqlite_times
-from links.sql.sqlite_codes import BINDING, is_of_the_row
-from links.sql.sqlite_inspect import Look, inspect, odd_times
-from links.sql.sqlite_schema import Schema, read_schema, schema_version
-from links.sql.sqlite_statements import Statements, quote, quote_table
-from links.sql.sqlite_times import later
+from links.sql.jobs import Passing
+from links.sql.rows import BadText, Row, Token
+from links.sql.sqlite import times
+from links.sql.sqlite.codes import BINDING, is_of_the_row
+from links.sql.sqlite.inspect import SqliteLook, inspect, odd_times
+from links.sql.sqlite.schema import SqliteSchema, read_schema, schema_version, undone
+from links.sql.sqlite.statements import SqliteStatements, quote, quote_table
+from links.sql.sqlite.times import later
 from links.sql.table import Table
 from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
 
-__all__ = ["BadText", "Held", "Ignored", "LeaseForm", "Passing", "Row", "Token", "text"]
+__all__ = ["Ignored", "SqliteLease"]
 
 _log = logging.getLogger("trio_settlement")
 
-Row: TypeAlias = tuple[Any, ...]
-"""What a claim returns: id, locked_until, attempt after the claim, payload, headers, key, and in row mode the row."""
-
-Token: TypeAlias = tuple[Any, Any, Any]
-"""(id, locked_until, attempt), as they are stored; attempt is None where the table has none (DESIGN 6)."""
-
 _MINUTE = 60_000_000
 """Microseconds between two looks for times of another form, when there is nothing else to do."""
-
-
-class BadText(bytes):
-    """A text of the database that is not UTF-8: one row's trouble, not the claim's."""
-
-    __slots__ = ()
-
-
-def text(value: bytes) -> str | BadText:
-    """The `text_factory` of our connections."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return BadText(value)
 
 
 class Ignored(Exception):
     """A statement touched no row, and the row was there: a trigger had its say. The transaction is undone."""
 
 
-class Held(Container[Any], Sized, Protocol):
-    """The ids that this process holds. Asked in the thread, changed in trio, where no hop is under way."""
-
-
-@attrs.define(eq=False)
-class Passing:
-    """The rows that one claim passes over, and those that it could not lease."""
-
-    held: Held
-    """By the row's own lease they are not to be had; by a clock that was set forward they are (DESIGN 6)."""
-    over: frozenset[Any]
-    """Those that could not be leased a short while ago."""
-    most: int = 500
-    """How many may fail; then the claim ends with what it has."""
-    failed: dict[Any, BaseException] = attrs.Factory(dict[Any, BaseException])
-    singly: bool = False
-    """Did leasing several at once fail? Then each is leased by itself; also by the next try, if it ended this one."""
-    complete: bool = False
-    """Was every row that is due looked at?"""
-
-    def passes(self, key: Any) -> bool:
-        """Not this one?"""
-        return key in self.held or key in self.over or key in self.failed
-
-    @property
-    def size(self) -> int:
-        """How many there may be in front of the next row."""
-        return len(self.held) + len(self.over) + len(self.failed)
-
-    @property
-    def learned(self) -> int:
-        """Is it more than at the last try? Then the next one goes otherwise."""
-        return self.singly + len(self.failed)
-
-    @property
-    def enough(self) -> bool:
-        """Have too many failed?"""
-        return len(self.failed) >= self.most
-
-
-@contextlib.contextmanager
-def _undone(connection: sqlite3.Connection, name: str) -> Generator[None, None, None]:
-    """A savepoint for the block: where it fails, nothing of it is written."""
-    connection.execute(f"SAVEPOINT {name}")
-    try:
-        yield
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute(f"ROLLBACK TO {name}")
-            connection.execute(f"RELEASE {name}")
-        raise
-    connection.execute(f"RELEASE {name}")
-
-
-class LeaseForm:
+class SqliteLease:
     """The verbs for one queue of one table. Raises `LinkRefused` where the table is no queue."""
 
     def __init__(
@@ -136,11 +63,11 @@ class LeaseForm:
         odd = self._odd_times(connection)
         self._odd = set(odd)
         """The columns that hold times of another form, as far as was told."""
-        self._looked = sqlite_times.now()
+        self._looked = times.now()
         self.warnings = [*look.warnings, *odd.values()]
         """What was told so far: said once."""
 
-    def _look(self, connection: sqlite3.Connection) -> Look:
+    def _look(self, connection: sqlite3.Connection) -> SqliteLook:
         look = inspect(connection, self.table, self._subscription, self._dead_letter)
         schema, table = look.schema, self.table
         self.schema = schema
@@ -149,11 +76,11 @@ class LeaseForm:
         self._lock = schema.encoder(table.locked_until)
         self._due = schema.encoder(table.retry_after)
         self._finished = schema.encoder(table.processed_at)
-        self._dead: dict[str, Schema | None] = {}
+        self._dead: dict[str, SqliteSchema | None] = {}
         return look
 
     def _again(self, connection: sqlite3.Connection) -> None:
-        """Look at the table again where the schema has changed."""
+        """SqliteLook at the table again where the schema has changed."""
         version = schema_version(connection)
         if version != self._version:
             self._tell(self._look(connection).warnings)
@@ -229,7 +156,7 @@ class LeaseForm:
         """Lease them, all or none: as they are stored, which is as they were written where no trigger has its say."""
         plain, odd = self._values(rows, expiry)
         touched = 0
-        with _undone(connection, "claim") if len(rows) > 1 or self.schema.triggers else contextlib.nullcontext():
+        with undone(connection, "claim") if len(rows) > 1 else self._whole(connection):
             for text, some in ((self.texts.take, plain), (self._odd_texts.take, odd)):
                 if some:
                     touched += connection.executemany(text, some).rowcount
@@ -296,7 +223,7 @@ class LeaseForm:
         statement = ""
         match verb:
             case MoveToTable(table):
-                with _undone(connection, "move"):
+                with undone(connection, "move"):
                     return self._move(connection, table, texts, values)
             case Finish():
                 values["finished"] = self._finished(now)
@@ -311,9 +238,14 @@ class LeaseForm:
                 statement = texts.regroup
         if not statement:
             raise ValueError(f"table {self.table.name!r} has no column for it")
-        return connection.execute(statement, values).rowcount > 0
+        with self._whole(connection):
+            return connection.execute(statement, values).rowcount > 0
 
-    def _move(self, connection: sqlite3.Connection, to: str, texts: Statements, values: dict[str, Any]) -> bool:
+    def _whole(self, connection: sqlite3.Connection) -> AbstractContextManager[None]:
+        """For a statement that fails: a trigger that says RAISE(FAIL) would keep what it has done so far."""
+        return undone(connection, "statement") if self.schema.triggers else contextlib.nullcontext()
+
+    def _move(self, connection: sqlite3.Connection, to: str, texts: SqliteStatements, values: dict[str, Any]) -> bool:
         columns = self.schema.stored
         new = None
         try:
@@ -385,4 +317,5 @@ class LeaseForm:
     def _touch(self, connection: sqlite3.Connection, event: str, token: Token, expiry: Any) -> bool:
         texts = self._odd_texts if isinstance(token[0], BadText) else self.texts
         values = {"id": token[0], "token": token[1], "attempt": token[2], "expiry": expiry}
-        return connection.execute(getattr(texts, event), values).rowcount > 0
+        with self._whole(connection):
+            return connection.execute(getattr(texts, event), values).rowcount > 0

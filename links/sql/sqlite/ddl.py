@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from links.sql.sqlite_times import DEFAULTS
+from links.sql.sqlite.times import DEFAULTS
 
 __all__ = ["ddl", "index", "plain"]
 

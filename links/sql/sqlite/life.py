@@ -14,7 +14,8 @@ from pathlib import Path
 import trio
 
 from links.errors import ConnectionBroken
-from links.sql.sqlite_writer import Turn, Writer
+from links.sql.sqlite.connection import SqliteConnection
+from links.sql.thread_writer import HopTurn, ThreadWriter
 
 __all__ = ["SqliteLife"]
 
@@ -23,11 +24,11 @@ class SqliteLife:
     """The connections of one life."""
 
     def __init__(self, path: Path, name: str) -> None:
-        turn = Turn()
+        turn = HopTurn()
         self._name = name
-        self.queues = Writer(path, name, "NORMAL", turn)
+        self.queues = ThreadWriter(SqliteConnection(path, name, "NORMAL"), name, turn)
         """A claim or settlement that a power cut forgets is a redelivery."""
-        self.publishing = Writer(path, name, "FULL", turn)
+        self.publishing = ThreadWriter(SqliteConnection(path, name, "FULL"), name, turn)
         """A publish that a power cut forgets would be a loss."""
         self._writers = (self.queues, self.publishing)
         self._links = 0
@@ -80,7 +81,7 @@ class SqliteLife:
     def _broken(self) -> ConnectionBroken | None:
         return next((writer.error for writer in self._writers if writer.error is not None), None)
 
-    async def _write(self, writer: Writer) -> None:
+    async def _write(self, writer: ThreadWriter) -> None:
         try:
             await writer.run()
         finally:

@@ -1,4 +1,4 @@
-"""The link of the lease form on SQLite: claim, settle, extend, let go.
+"""The link of the lease form, for every dialect: claim, settle, extend, let go.
 
 Owns the rows that this life has claimed, and those that it has claimed ahead of `receive`. Every verb is a job of the
 broker's writer; what a job brings is taken in by its `then`, in trio, whether or not somebody still waits for it. A
@@ -14,9 +14,8 @@ many rows as it has settled, and holds them until `receive` asks.
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NoReturn, TypeAlias, TypeVar
 
@@ -24,17 +23,16 @@ import trio
 
 from links.abc import Link, Order, Received, Verdict
 from links.errors import CallBroken, ConnectionBroken, NotApplied, SettlementUnknown
-from links.sql.deliveries import Reader
+from links.sql.dialect import Writer
 from links.sql.holdings import Holdings
+from links.sql.jobs import Claim, Extend, Form, Job, Passing, Release, Saying, Settling
 from links.sql.passed_over import PassedOver
-from links.sql.rounds import Rounds
-from links.sql.sqlite_jobs import Claim, Extend, Job, LetGo, Said, Settle
-from links.sql.sqlite_lease import LeaseForm, Passing
-from links.sql.sqlite_writer import PATIENCE, Writer
+from links.sql.patience import PATIENCE, Patience
+from links.sql.rows import RowReader
 from links.sql.wakes import Wakes
 from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
 
-__all__ = ["SqliteLink"]
+__all__ = ["LeaseLink"]
 
 R = TypeVar("R")
 
@@ -43,20 +41,16 @@ _log = logging.getLogger("trio_settlement")
 Tell: TypeAlias = Callable[[str, str | None], None]
 """Wake the queue of this table, and of this group where it is not None."""
 
-
 _HOP = 0.01
 """Seconds: a goodbye of less is one of this, else a verb that is under way could never say what became of it."""
 
-_SPARE = 0.5
-"""Seconds of a lease that a settlement does not use for waiting."""
 
-
-class SqliteLink(Link[R]):
-    """One life of a queue on SQLite; made by `SqlQueue.attach`."""
+class LeaseLink(Link[R]):
+    """One life of a queue in the lease form; made by `SqlQueue.attach`."""
 
     def __init__(
         self,
-        form: LeaseForm,
+        form: Form,
         writer: Writer,
         over: Callable[[], Awaitable[ConnectionBroken]],
         wakes: Wakes,
@@ -67,7 +61,7 @@ class SqliteLink(Link[R]):
         goodbye: float,
     ) -> None:
         self._form, self._writer, self._wakes, self._tell = form, writer, wakes, tell
-        self._reader: Reader[R] = Reader(form, source)
+        self._reader: RowReader[R] = RowReader(form.table, source)
         self._over = over
         self._subscription, self._goodbye = subscription, max(goodbye, _HOP)
         self._rows: Holdings[R] = Holdings(form.lease)
@@ -79,13 +73,12 @@ class SqliteLink(Link[R]):
         self._unextended = True
         """Are there rows whose lease could not be extended? A link before this one may have said so."""
         self._open: set[Job] = set()
-        self._returning: set[LetGo] = set()
+        self._returning: set[Release] = set()
         self._full = False
         self._stopped = False
 
     def _say(self, what: str, why: str | None) -> None:
-        """Set after this link was made, so it is looked up when it is called."""
-        self.degraded(what, why)
+        self.degraded(what, why)  # set after this link was made
 
     # --- claim ---------------------------------------------------------------------------------------------------
 
@@ -169,7 +162,7 @@ class SqliteLink(Link[R]):
         for job in [*self._open]:
             if isinstance(job, Claim):
                 self._writer.withdraw(job)
-            elif isinstance(job, Settle) and job.sent == 0:
+            elif isinstance(job, Settling) and job.sent == 0:
                 job.claim = None
         self._let_go([*self._ahead])
         self._ahead.clear()
@@ -194,42 +187,36 @@ class SqliteLink(Link[R]):
         caller's next checkpoint.
         """
         settling = [order.received for order in orders]
-        said = [Said(order.received, verb) for order in orders if (verb := order.plan.verb) is not None]
-        patience = self._patience(settling)
-        rounds = Rounds(self._goodbye, patience)
+        said = [Saying(order.received, verb) for order in orders if (verb := order.plan.verb) is not None]
+        patience = Patience(self._goodbye, [each.expires for each in settling])
         self._settling.update(settling)
         try:
             while not self._extending.isdisjoint(settling):
-                if not await rounds.until(self._extended):
-                    why = f"an extension was still under way after {rounds.waited:.1f} s"
+                if not await patience.until(self._extended):
+                    why = f"an extension was still under way after {patience.waited:.1f} s"
                     return [NotApplied(f"settlement of {self._subscription!r}: {why}") for _ in said]
             claim = None
             if self._full and not self._stopped:
                 claim = self._claim_of(len(orders), 0.0)
-            job = Settle(self._form, said, claim, patience)
+            job = Settling(self._form, said, claim, patience.length)
             self._enter(job, partial(self._settled, job))
             self._writer.submit(job)
-            if not await rounds.until(job.done):
+            if not await patience.until(job.done):
                 job.deadline = trio.current_time()  # the try that is under way is the last
                 self._writer.withdraw(job)
-                with trio.move_on_after(rounds.landing, shield=True):
+                with trio.move_on_after(patience.landing, shield=True):
                     await job.done.wait()
         finally:
             self._settling.difference_update(settling)
         if not job.done.is_set():
             job.alone = True
-            why = f"the database has not answered within {rounds.waited:.1f} s"
+            why = f"the database has not answered within {patience.waited:.1f} s"
             return [SettlementUnknown(f"settlement of {self._subscription!r}: {why}") for _ in said]
         if isinstance(job.error, ConnectionBroken):
             job.check(f"settlement of {self._subscription!r}")
         return [each.verdict for each in said]
 
-    def _patience(self, settling: Iterable[Received[R]]) -> float:
-        """How long a locked file is waited for: while the shortest lease lasts, but a goodbye in any case."""
-        ends = min((each.expires for each in settling if each.expires is not None), default=math.inf)
-        return max(self._goodbye, min(PATIENCE, ends - trio.current_time() - _SPARE))
-
-    def _settled(self, job: Settle) -> None:
+    def _settled(self, job: Settling) -> None:
         """Take in what a settlement came to, also where its caller no longer waits."""
         unsaid: list[Received[R]] = []
         for said in job.items:
@@ -244,7 +231,7 @@ class SqliteLink(Link[R]):
         if job.alone and not isinstance(job.error, ConnectionBroken):  # it was called unknown: nobody says it again
             self._let_go(unsaid)
 
-    def _claimed_ahead(self, job: Settle, claim: Claim) -> None:
+    def _claimed_ahead(self, job: Settling, claim: Claim) -> None:
         claim.sent = job.sent
         if job.error is not None:
             claim.rows = []
@@ -355,12 +342,12 @@ class SqliteLink(Link[R]):
                 where = f"giving back of {self._subscription!r}, row {received.delivery.id}"
                 raise CallBroken(f"{where}: {why}") from why
 
-    def _letting_go(self, held: Sequence[Received[R]]) -> LetGo:
-        job = LetGo(self._form, held, PATIENCE)
+    def _letting_go(self, held: Sequence[Received[R]]) -> Release:
+        job = Release(self._form, held, PATIENCE)
         self._enter(job, partial(self._gone, job))
         return job
 
-    def _let_go(self, held: Sequence[Received[R]]) -> LetGo | None:
+    def _let_go(self, held: Sequence[Received[R]]) -> Release | None:
         """Let leases go with the next hop; nobody waits for it."""
         if not held:
             return None
@@ -370,7 +357,7 @@ class SqliteLink(Link[R]):
         self._writer.submit(job)
         return job
 
-    def _gone(self, job: LetGo) -> None:
+    def _gone(self, job: Release) -> None:
         self._returning.discard(job)
         if job.error is not None:
             return

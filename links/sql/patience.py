@@ -1,25 +1,39 @@
-"""How long a settlement waits: in rounds of a goodbye, each shielded, with a look around between two of them."""
+"""How long a locked database, and a settlement, is waited for."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import trio
 
-__all__ = ["Rounds"]
+__all__ = ["PATIENCE", "Patience"]
+
+PATIENCE = 10.0
+"""Seconds for which a database that others keep locked is waited for."""
+
+_SPARE = 0.5
+"""Seconds of a lease that a settlement does not use for waiting."""
 
 _LANDING = 0.5
 """Seconds at the end of a round, at most a quarter of it, for the try under way: so it can say what became of it."""
 
 
-class Rounds:
-    """One wait, for one event after another. A cancellation is heard at the end of a round: within one goodbye."""
+class Patience:
+    """One settlement's wait, for one event after another, in rounds of a goodbye, each shielded.
 
-    def __init__(self, goodbye: float, patience: float) -> None:
+    A cancellation is heard at the end of a round. `expiries`: when the leases end; the wait lasts while the shortest
+    does, but a goodbye in any case, and `PATIENCE` at most otherwise.
+    """
+
+    def __init__(self, goodbye: float, expiries: Iterable[float | None]) -> None:
+        ends = min((each for each in expiries if each is not None), default=math.inf)
+        self.length = max(goodbye, min(PATIENCE, ends - trio.current_time() - _SPARE))
+        """Seconds in all."""
         self.landing = min(_LANDING, goodbye / 4)
         self._goodbye = goodbye
         self._started = trio.current_time()
-        self._end = self._started + patience
+        self._end = self._started + self.length
         self._round = self._started + goodbye
 
     @property

@@ -13,21 +13,49 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import trio
 
 from links.errors import CallBroken, ConnectionBroken
-from links.sql.sqlite import Busy, Connection, Fatal
-from links.sql.sqlite_jobs import Job
+from links.sql.jobs import Job
+from links.sql.patience import PATIENCE
 
-__all__ = ["PATIENCE", "Turn", "Writer"]
+__all__ = ["Busy", "Fatal", "HopTurn", "ThreadConnection", "ThreadWriter"]
 
-PATIENCE = 10.0
-"""Seconds for which a file that others keep locked is waited for."""
+
+class Busy(Exception):
+    """Another connection holds the lock; nothing was changed."""
+
+
+class Fatal(Exception):
+    """The database or its disk failed: this connection is of no more use."""
+
+
+class ThreadConnection(Protocol):
+    """One connection of a driver that blocks: used in a thread, one call at a time, but for `interrupt` and `close`."""
+
+    def open(self) -> None:
+        """Connect. Raises `LinkRefused`; `ConnectionBroken`; `Busy` where another connection holds the lock."""
+        ...
+
+    def transact(self, jobs: Sequence[Job]) -> None:
+        """Carry out all jobs in one transaction, or where one of them ends it for all, each part in one of its own.
+
+        Raises `Busy` (nothing was changed, call again) and `Fatal` (a job that was not done may have been). Anything
+        else that a job raises is that job's failure, with nothing of it written.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """End the statement that runs, from another thread."""
+        ...
+
+    def close(self) -> None:
+        """Close it, now or by the call that is under way when that ends. May be called twice."""
+        ...
 
 
 def _rest() -> float:
@@ -43,7 +71,7 @@ class Outcome(Protocol):
         ...
 
 
-class Turn:
+class HopTurn:
     """Whose hop it is: two connections of one process would only wait for each other in the file."""
 
     def __init__(self) -> None:
@@ -66,11 +94,11 @@ class Turn:
             self._taken = False
 
 
-class Writer:
+class ThreadWriter:
     """One connection's jobs, hop by hop."""
 
-    def __init__(self, path: Path, name: str, synchronous: Literal["NORMAL", "FULL"], turn: Turn) -> None:
-        self._connection = Connection(path, name, synchronous)
+    def __init__(self, connection: ThreadConnection, name: str, turn: HopTurn) -> None:
+        self._connection = connection
         self._name = name
         self._turn = turn
         self._token: trio.lowlevel.TrioToken | None = None

@@ -12,31 +12,31 @@ from typing import Any
 import attrs
 
 from links.errors import LinkRefused
-from links.sql.sqlite_defaults import evaluate
-from links.sql.sqlite_plans import unserved
-from links.sql.sqlite_schema import Schema, explain, read_schema, where
-from links.sql.sqlite_statements import quote, quote_table
-from links.sql.sqlite_times import DEFAULTS, ENCODERS, FORMS, is_default, now, strange
+from links.sql.sqlite.defaults import evaluate
+from links.sql.sqlite.plans import unserved
+from links.sql.sqlite.schema import SqliteSchema, explain, read_schema, where
+from links.sql.sqlite.statements import quote, quote_table
+from links.sql.sqlite.times import DEFAULTS, ENCODERS, FORMS, is_default, now, strange
 from links.sql.table import Table
 
-__all__ = ["Look", "inspect", "odd_times"]
+__all__ = ["SqliteLook", "inspect", "odd_times"]
 
 _NEWEST = 1000
 """In how many of the newest rows a time of another form is looked for."""
 
 
 @attrs.frozen
-class Look:
+class SqliteLook:
     """What was found."""
 
-    schema: Schema
+    schema: SqliteSchema
     warnings: Sequence[str]
     """What is no reason to refuse: one line each."""
 
 
 def inspect(
     connection: sqlite3.Connection, table: Table[Any], subscription: str, dead_letter: str | None = None
-) -> Look:
+) -> SqliteLook:
     """A look at a queue table, and at the table `dead_letter`, where rows shall move.
 
     Raises `LinkRefused` naming subscription, table, column and the way out.
@@ -59,7 +59,7 @@ def inspect(
     _prepare(connection, table, schema, here)
     if dead_letter is not None:
         _check_dead_letter(connection, table, schema, dead_letter, here)
-    return Look(schema, [f"{here}: {line}" for line in _warnings(connection, table, schema)])
+    return SqliteLook(schema, [f"{here}: {line}" for line in _warnings(connection, table, schema)])
 
 
 def _view(connection: sqlite3.Connection, table: Table[Any]) -> str:
@@ -69,7 +69,7 @@ def _view(connection: sqlite3.Connection, table: Table[Any]) -> str:
     return "; the name is a view's, and a queue must be a table" if found else ""
 
 
-def _check_times(table: Table[Any], schema: Schema, here: str) -> None:
+def _check_times(table: Table[Any], schema: SqliteSchema, here: str) -> None:
     for role in ("locked_until", "retry_after", "processed_at"):
         name: str | None = getattr(table, role)
         if name is None:
@@ -103,7 +103,7 @@ def _suggestion(role: str, kind: str) -> str:
     return f"{kind} NOT NULL DEFAULT {DEFAULTS[kind]}" if role == "retry_after" else kind
 
 
-def _check_attempt(table: Table[Any], schema: Schema, here: str) -> None:
+def _check_attempt(table: Table[Any], schema: SqliteSchema, here: str) -> None:
     if table.attempt is None:
         return
     column = schema[table.attempt]
@@ -124,7 +124,7 @@ def _collation(connection: sqlite3.Connection, table: Table[Any]) -> str | None:
     return names[0].rsplit("-", 1)[0].strip("()").upper() if names else None  # NOCASE-8, before 3.26 (NOCASE)
 
 
-def _check_key(connection: sqlite3.Connection, table: Table[Any], schema: Schema, here: str) -> None:
+def _check_key(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema, here: str) -> None:
     """Raise `LinkRefused` unless the id is a key of its own, as the id itself is compared, and never NULL for long."""
     column = schema[table.id]
     if column.rowid:
@@ -171,7 +171,7 @@ _BOUND = ("id", "token", "attempt", "now", "due", "finished", "expiry", "group",
 _EVENTS = ("claim", "take", "finish", "release", "give_back", "delay", "regroup", "extend", "delete")
 
 
-def _prepare(connection: sqlite3.Connection, table: Table[Any], schema: Schema, here: str) -> None:
+def _prepare(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema, here: str) -> None:
     """Prepare every statement once (S-12.3)."""
     texts = schema.statements(table)
     values: dict[str, int] = dict.fromkeys(_BOUND, 0)
@@ -185,7 +185,7 @@ def _prepare(connection: sqlite3.Connection, table: Table[Any], schema: Schema, 
 
 
 def _check_dead_letter(
-    connection: sqlite3.Connection, table: Table[Any], schema: Schema, dead_letter: str, here: str
+    connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema, dead_letter: str, here: str
 ) -> None:
     """Can a row move there? Asked at start-up, not by the first message that is at its cap."""
     here = f"{here}: dead-letter table {dead_letter!r}"
@@ -216,7 +216,7 @@ def _check_dead_letter(
         raise LinkRefused(f"{here}: the move cannot be prepared: {error}") from error
 
 
-def _warnings(connection: sqlite3.Connection, table: Table[Any], schema: Schema) -> list[str]:
+def _warnings(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema) -> list[str]:
     found: list[str] = []
     if table.priority is not None and schema[table.priority].nullable:
         found.append(
@@ -238,7 +238,7 @@ def _warnings(connection: sqlite3.Connection, table: Table[Any], schema: Schema)
     return found
 
 
-def odd_times(connection: sqlite3.Connection, table: Table[Any], schema: Schema) -> dict[str, str]:
+def odd_times(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema) -> dict[str, str]:
     """One line for each column of a time, by its name, in which one of the newest rows holds something else."""
     found: dict[str, str] = {}
     open_ = quote(table.processed_at) if table.processed_at else "NULL"

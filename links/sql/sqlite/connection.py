@@ -17,34 +17,36 @@ from pathlib import Path
 from typing import Literal
 
 from links.errors import ConnectionBroken, LinkRefused
-from links.sql import sqlite_times
-from links.sql.sqlite_codes import is_busy, is_fatal, is_weather, primary_code
-from links.sql.sqlite_jobs import Job, Work
-from links.sql.sqlite_lease import text
-from links.sql.sqlite_schema import Database
-from links.sql.sqlite_watch import Watch
+from links.sql.jobs import Job
+from links.sql.rows import BadText
+from links.sql.sqlite import times
+from links.sql.sqlite.codes import is_busy, is_fatal, is_weather, primary_code
+from links.sql.sqlite.schema import SqliteSession
+from links.sql.sqlite.watch import SqliteWatch
+from links.sql.sqlite.work import SqliteWork, Work
+from links.sql.thread_writer import Busy, Fatal
 
-__all__ = ["Busy", "Connection", "Fatal"]
+__all__ = ["SqliteConnection"]
 
 _BUSY_TIMEOUT = 0.05
 """Seconds that the thread itself waits for another process; then trio does, where it can be cancelled."""
 
 
-class Busy(Exception):
-    """Another connection holds the lock; nothing was changed."""
+def _text(value: bytes) -> str | BadText:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return BadText(value)
 
 
-class Fatal(Exception):
-    """The file or its disk failed: this connection is of no more use."""
-
-
-class Connection:
+class SqliteConnection:
     """One connection. `synchronous`: NORMAL may forget the last commits at a power cut, FULL does not."""
 
     def __init__(self, path: Path, name: str, synchronous: Literal["NORMAL", "FULL"]) -> None:
         self._path, self._name, self._synchronous = path, name, synchronous
-        self._connection: Database | None = None
-        self._watch: Watch | None = None
+        self._connection: SqliteSession | None = None
+        self._watch: SqliteWatch | None = None
+        self._work = SqliteWork()
         self._lock = threading.Lock()
         """For the two flags."""
         self._used = False
@@ -53,7 +55,7 @@ class Connection:
         """Nobody may use it any more; a call that is under way closes the file when it ends."""
 
     @property
-    def _open(self) -> Database:
+    def _open(self) -> SqliteSession:
         assert self._connection is not None, "opened before it is used"  # noqa: S101 -- an invariant of ours
         return self._connection
 
@@ -91,6 +93,12 @@ class Connection:
             ) from error
         if stat.S_ISDIR(found.st_mode):
             raise LinkRefused(f"{self._name}: this is a folder; name the database file")
+        if found.st_nlink > 1:
+            raise LinkRefused(
+                f"{self._name}: the file has {found.st_nlink} names (hard links), and SQLite keeps its log beside the "
+                "one that it was opened by, so whoever opens another one damages it; remove the other names, or give "
+                "them a copy"
+            )
         try:
             connection = sqlite3.connect(
                 f"{self._path.as_uri()}?mode=rw",
@@ -99,12 +107,12 @@ class Connection:
                 isolation_level=None,
                 check_same_thread=False,
                 cached_statements=256,
-                factory=Database,
+                factory=SqliteSession,
             )
         except sqlite3.Error as error:
             raise self._refused(error) from error
         try:
-            connection.text_factory = text
+            connection.text_factory = _text
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 stays = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
@@ -116,7 +124,7 @@ class Connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             connection.execute(f"PRAGMA user_version = {version}")
             connection.execute("ROLLBACK")
-            watch = Watch(self._path, (found.st_dev, found.st_ino))
+            watch = SqliteWatch(self._path, (found.st_dev, found.st_ino))
         except sqlite3.Error as error:
             connection.close()
             if is_busy(error):
@@ -155,14 +163,15 @@ class Connection:
             self._leave()
 
     def _transact(self, jobs: Sequence[Job]) -> None:
+        works = [self._work.of(job) for job in jobs]
         try:
-            self._together(jobs)
+            self._together(works)
         except (Busy, Fatal):
             raise
         except Exception as error:  # noqa: BLE001 -- a mistake in one job must not end the others
-            parts = [part for job in jobs for part in job.parts()]
+            parts = [part for work in works for part in work.parts()]
             if len(parts) == 1 and not parts[0].learned():
-                jobs[0].fail(error)
+                works[0].fail(error)
                 return
             for part in parts:
                 self._alone(part)
@@ -185,7 +194,7 @@ class Connection:
         connection = self._open
         try:
             connection.begin()
-            now = sqlite_times.now()
+            now = times.now()
             for work in works:
                 work.run(connection, now)
             connection.execute("COMMIT")

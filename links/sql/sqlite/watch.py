@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TypeAlias
 
-__all__ = ["Watch"]
+__all__ = ["SqliteWatch"]
 
 _QUIET = 3_000_000_000
 """Nanoseconds since the folder was last changed, before its time is believed to tell the next change: file systems keep
@@ -25,7 +25,7 @@ _OFTEN = 1.0
 Mark: TypeAlias = tuple[int, int, int]
 
 
-class Watch:
+class SqliteWatch:
     """The three files of one database. Made after the first write; called in the thread.
 
     Each look is one `stat`, of the folder, while nothing in that was created, removed or renamed; else four.

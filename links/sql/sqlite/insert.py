@@ -6,34 +6,32 @@ no default and may not be NULL gets one here: an id that is a text (a random one
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from links.errors import PublishNotAccepted
 from links.sql.headers import dump, load_row
-from links.sql.sqlite_codes import BINDING
-from links.sql.sqlite_jobs import Job
-from links.sql.sqlite_lease import Ignored
-from links.sql.sqlite_schema import Schema, read_schema, schema_version
-from links.sql.sqlite_statements import insert, quote, quote_table
-from links.sql.sqlite_times import later
+from links.sql.sqlite.lease import Ignored
+from links.sql.sqlite.schema import SqliteSchema, read_schema, schema_version, undone
+from links.sql.sqlite.statements import insert, quote, quote_table
+from links.sql.sqlite.times import later
 from links.sql.table import Table
 from settlement.delivery import Letter
 
-__all__ = ["Insert", "Inserter"]
+__all__ = ["SqliteInserter"]
 
 
 @attrs.define(eq=False)
-class Inserter:
+class SqliteInserter:
     """Inserts into one table, for one group."""
 
     table: Table[Any]
     group: str | None
-    _schema: Schema | None = None
+    _schema: SqliteSchema | None = None
     _version: int | None = None
 
     def insert(self, connection: sqlite3.Connection, now: int, letter: Letter, key: Any, *, once: bool) -> bool:
@@ -50,7 +48,8 @@ class Inserter:
         text = insert(self.table.name, [*row], once=self.table.id if once else None)
         values = {f"v{number}": value for number, value in enumerate(row.values())}
         try:
-            touched = connection.execute(text, values).rowcount > 0
+            with undone(connection, "statement") if schema.triggers else contextlib.nullcontext():  # for RAISE(FAIL)
+                touched = connection.execute(text, values).rowcount > 0
         except sqlite3.IntegrityError as error:
             if not connection.in_transaction:
                 raise
@@ -64,7 +63,7 @@ class Inserter:
         text = f"SELECT 1 FROM {quote_table(self.table.name)} WHERE {quote(self.table.id)} = ?"  # noqa: S608
         return connection.execute(text, (key,)).fetchone() is not None
 
-    def _row(self, schema: Schema, now: int, letter: Letter, key: Any) -> dict[str, Any]:
+    def _row(self, schema: SqliteSchema, now: int, letter: Letter, key: Any) -> dict[str, Any]:
         table = self.table
         strangers = [column for column in table.roles.values() if column not in schema]
         if strangers:
@@ -101,7 +100,7 @@ class Inserter:
             row[table.id] = uuid.uuid4().hex
         return row
 
-    def _message(self, schema: Schema, letter: Letter) -> dict[str, Any]:
+    def _message(self, schema: SqliteSchema, letter: Letter) -> dict[str, Any]:
         column = self.table.payload
         if column is None:
             try:
@@ -121,43 +120,5 @@ class Inserter:
             raise PublishNotAccepted(f"table {self.table.name!r} cannot hold {what}: it has no {role} column")
         return column
 
-    def _lacks(self, schema: Schema, column: str, row: dict[str, Any]) -> bool:
+    def _lacks(self, schema: SqliteSchema, column: str, row: dict[str, Any]) -> bool:
         return column not in row and column not in self.table.generated and not schema[column].computed
-
-
-class Insert(Job):
-    """Insert letters, all or none."""
-
-    def __init__(
-        self, inserter: Inserter, letters: Sequence[tuple[Any, Letter]], patience: float, *, once: bool = False
-    ) -> None:
-        super().__init__(patience)
-        self._inserter, self._letters, self._once = inserter, letters, once
-        self.inserted = 0
-        self.number = 0
-        """Which letter it was at, from 1; 0: at none."""
-
-    @property
-    def which(self) -> str:
-        """The letter that it was at, where there is more than one."""
-        return f", letter {self.number} of {len(self._letters)}" if self.number else ""
-
-    def work(self, connection: sqlite3.Connection, now: int) -> None:
-        """Insert; more than one stand in a savepoint."""
-        self.inserted = self.number = 0
-        if len(self._letters) == 1:
-            key, letter = self._letters[0]
-            self.inserted = int(self._inserter.insert(connection, now, letter, key, once=self._once))
-            return
-        connection.execute("SAVEPOINT letters")
-        try:
-            for key, letter in self._letters:
-                self.number += 1
-                self.inserted += self._inserter.insert(connection, now, letter, key, once=self._once)
-        except (PublishNotAccepted, *BINDING):
-            if connection.in_transaction:
-                connection.execute("ROLLBACK TO letters")
-                connection.execute("RELEASE letters")
-            raise
-        self.number = 0
-        connection.execute("RELEASE letters")

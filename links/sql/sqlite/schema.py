@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from links.sql.sqlite_statements import Statements, quote
-from links.sql.sqlite_times import ENCODERS, Encoder
+from links.sql.sqlite.statements import SqliteStatements, quote
+from links.sql.sqlite.times import ENCODERS, Encoder
 from links.sql.table import Table, split
 
-__all__ = ["Column", "Database", "Schema", "explain", "name_in_file", "read_schema", "schema_version", "where"]
+__all__ = [
+    "SqliteColumn",
+    "SqliteSchema",
+    "SqliteSession",
+    "explain",
+    "name_in_file",
+    "read_schema",
+    "schema_version",
+    "undone",
+    "where",
+]
 
 
-class Database(sqlite3.Connection):
+class SqliteSession(sqlite3.Connection):
     """A connection that knows, within a transaction, the version of the schema: read once, not for every statement."""
 
     version: int | None = None
@@ -29,14 +40,28 @@ class Database(sqlite3.Connection):
 
 def schema_version(connection: sqlite3.Connection) -> int:
     """A number that changes with every CREATE, ALTER and DROP, also by another process."""
-    if isinstance(connection, Database) and connection.version is not None and connection.in_transaction:
+    if isinstance(connection, SqliteSession) and connection.version is not None and connection.in_transaction:
         return connection.version
     version: int = connection.execute("PRAGMA schema_version").fetchone()[0]
     return version
 
 
+@contextlib.contextmanager
+def undone(connection: sqlite3.Connection, name: str) -> Generator[None, None, None]:
+    """A savepoint for the block: where it fails, nothing of it is written."""
+    connection.execute(f"SAVEPOINT {name}")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute(f"ROLLBACK TO {name}")
+            connection.execute(f"RELEASE {name}")
+        raise
+    connection.execute(f"RELEASE {name}")
+
+
 @attrs.frozen
-class Column:
+class SqliteColumn:
     """One column, as `pragma table_xinfo` tells it."""
 
     name: str
@@ -61,14 +86,14 @@ class Column:
 
 
 @attrs.frozen
-class Schema:
+class SqliteSchema:
     """The columns of one table, by lower-case name: SQLite does not distinguish case."""
 
-    columns: dict[str, Column]
+    columns: dict[str, SqliteColumn]
     triggers: bool = False
     """Are there triggers on the table? Then what was written may not be what is stored."""
 
-    def __getitem__(self, name: str) -> Column:
+    def __getitem__(self, name: str) -> SqliteColumn:
         return self.columns[name.lower()]
 
     def __contains__(self, name: str) -> bool:
@@ -93,19 +118,19 @@ class Schema:
         """How this column holds a time; for no column, anything."""
         return ENCODERS["INTEGER" if column is None else self[column].type]
 
-    def statements(self, table: Table[Any], id_value: str = ":id") -> Statements:
+    def statements(self, table: Table[Any], id_value: str = ":id") -> SqliteStatements:
         """The texts for this table."""
         nullable = {column for column in table.roles.values() if self[column].nullable}
-        return Statements(table, self.names, nullable, id_value)
+        return SqliteStatements(table, self.names, nullable, id_value)
 
 
 def where(name: str) -> tuple[str, str]:
-    """Schema and table of a name; `main` where none is said."""
+    """SqliteSchema and table of a name; `main` where none is said."""
     *schema, table = split(name)
     return schema[0] if schema else "main", table
 
 
-def read_schema(connection: sqlite3.Connection, name: str) -> Schema | None:
+def read_schema(connection: sqlite3.Connection, name: str) -> SqliteSchema | None:
     """The columns of this table; None where there is no such table (a view is none)."""
     schema, table = where(name)
     if schema.lower() not in {
@@ -122,12 +147,12 @@ def read_schema(connection: sqlite3.Connection, name: str) -> Schema | None:
     indexes = connection.execute(f"PRAGMA {quote(schema)}.index_list({quote(table)})").fetchall()
     # the primary key of a table WITHOUT ROWID has an index of its own, and so has INTEGER PRIMARY KEY DESC
     alias = sum(1 for row in rows if row[5]) == 1 and all(index[3] != "pk" for index in indexes)
-    columns: dict[str, Column] = {}
+    columns: dict[str, SqliteColumn] = {}
     for _, column, declared, notnull, default, key, hidden in rows:
         kind = declared.strip().upper()
         rowid = alias and bool(key) and kind == "INTEGER"
         given = default is not None and default.strip().upper() != "NULL"
-        columns[column.lower()] = Column(
+        columns[column.lower()] = SqliteColumn(
             name=column,
             type=kind,
             default=default if given else None,
@@ -138,7 +163,7 @@ def read_schema(connection: sqlite3.Connection, name: str) -> Schema | None:
             rowid=rowid,
         )
     text = f"SELECT 1 FROM {quote(schema)}.sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = lower(?)"  # noqa: S608
-    return Schema(columns, connection.execute(text, (table,)).fetchone() is not None)
+    return SqliteSchema(columns, connection.execute(text, (table,)).fetchone() is not None)
 
 
 def explain(

@@ -1,0 +1,65 @@
+"""One database, as the queues and publishers of one broker share it.
+
+Owns the present life, and which subscription is attached to which queue. Tells queues that there is something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from links.abc import Broker
+from links.errors import LinkRefused
+from links.sql.dialect import Dialect, Life
+from links.sql.table import Table
+from links.sql.wakes import Wakes
+
+__all__ = ["Database"]
+
+
+class Database:
+    """Plain calls, but for the run of a life."""
+
+    def __init__(self, broker: Broker, dialect: Dialect) -> None:
+        self.broker, self.dialect = broker, dialect
+        self._life: Life | None = None
+        self._attached: dict[tuple[str, str | None], tuple[str, Wakes]] = {}
+
+    @property
+    def life(self) -> Life:
+        """The connections of the present life."""
+        assert self._life is not None, "asked for while up"  # noqa: S101 -- an invariant of ours
+        return self._life
+
+    async def run(self, goodbye: float, started: Callable[[], None]) -> None:
+        """One life. Raises `LinkRefused`, `ConnectionBroken`.
+
+        Cancellation: links say goodbye, then the connections are closed, within `goodbye`.
+        """
+        self._life = self.dialect.life()
+        await self._life.run(goodbye, self.broker.up, started)
+
+    @contextmanager
+    def attached(
+        self, table: Table[Any], group: str | None, subscription: str, wakes: Wakes
+    ) -> Generator[None, None, None]:
+        """This subscription has the queue for the block. Raises `LinkRefused` where another one has it (S-12.1)."""
+        name = self.dialect.spelled(table.name)
+        for (other, part), (holder, _) in self._attached.items():
+            if other == name and (part == group or part is None or group is None):
+                queue = f"group {group!r} of table {table.name!r}" if group is not None else f"table {table.name!r}"
+                raise LinkRefused(
+                    f"subscription {subscription!r}: {queue} is already subscribed on this broker, by {holder!r}; "
+                    "use concurrency, or a second broker"
+                )
+        self._attached[name, group] = (subscription, wakes)
+        try:
+            yield
+        finally:
+            del self._attached[name, group]
+
+    def wake(self, table: str, group: str | None) -> None:
+        """Let this process's queue on that table and group look at once (S-9.1)."""
+        if found := self._attached.get((self.dialect.spelled(table), group)):
+            found[1].wake()

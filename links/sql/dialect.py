@@ -1,0 +1,132 @@
+"""What a server must provide, so that its tables can be queues; which one a URL names.
+
+A dialect is made for one URL. Its life carries out jobs (links.sql.jobs), with the statements and the clock of that
+server; what it lacks it refuses by name when a queue is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any, Protocol
+
+from links.errors import ConnectionBroken
+from links.sql.jobs import Job
+from links.sql.table import Table
+from settlement.sql import Claim, Lease
+
+__all__ = ["Dialect", "Life", "Writer", "dialect_of"]
+
+_DIALECTS = {"sqlite": ("links.sql.sqlite.dialect", "SqliteDialect")}
+"""By the URL's scheme, module and class: imported when they are asked for, since a driver may not be installed."""
+
+_LEGAL = {"sqlite": "'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db'"}
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+
+
+class Writer(Protocol):
+    """Carries out jobs, as many in one transaction as are ready."""
+
+    @property
+    def error(self) -> ConnectionBroken | None:
+        """Why there is no connection any more."""
+        ...
+
+    def submit(self, job: Job) -> None:
+        """Carry this out; its `then` is called when it has ended."""
+        ...
+
+    def withdraw(self, job: Job) -> bool:
+        """Forget a job that has not begun; False: it has."""
+        ...
+
+    async def carry_out(self, job: Job) -> None:
+        """Submit the job and wait for its end.
+
+        Cancellation: a job that has not begun is withdrawn; another is carried out, and its `then` is called.
+        """
+        ...
+
+
+class Life(Protocol):
+    """The connections of one life."""
+
+    @property
+    def queues(self) -> Writer:
+        """For the links."""
+        ...
+
+    @property
+    def publishing(self) -> Writer:
+        """For the publishers: what it has confirmed is on the disk."""
+        ...
+
+    async def run(
+        self, goodbye: float, up: Callable[[], AbstractContextManager[None]], started: Callable[[], None]
+    ) -> None:
+        """Connect, serve until cancelled. Raises `LinkRefused`, `ConnectionBroken`.
+
+        Cancellation: links say goodbye, then the connections are closed, within `goodbye`.
+        """
+        ...
+
+    async def until_over(self) -> ConnectionBroken:
+        """Wait until this life is over, or about to be: links say goodbye now. Returns why.
+
+        Cancellation: nothing was done.
+        """
+        ...
+
+    def link(self) -> AbstractContextManager[None]:
+        """A link uses this life for the block."""
+        ...
+
+
+class Dialect(Protocol):
+    """One database, by its URL. No call does I/O but `is_one_with` and what a life does."""
+
+    @property
+    def name(self) -> str:
+        """The URL without credentials."""
+        ...
+
+    def life(self) -> Life:
+        """A new life, not yet begun."""
+        ...
+
+    def lease(self, claim: Claim | None, table: Table[Any]) -> Lease:
+        """How rows of this table are claimed; None: by its columns, and locked_until means `Lease(30.0)`.
+
+        Raises `ValueError` for a form that this server or this table has not.
+        """
+        ...
+
+    def spelled(self, table: str) -> str:
+        """One spelling for one table, however it is named."""
+        ...
+
+    def is_named_as(self, other: Dialect) -> bool:
+        """Do both URLs name the same database?"""
+        ...
+
+    def is_one_with(self, other: Dialect) -> bool:
+        """Are both the same database, by whatever names? May block: called in a thread."""
+        ...
+
+
+def dialect_of(url: str) -> Dialect:
+    """The dialect for this URL.
+
+    Raises `ValueError` where there is none, or the URL names no database; it never shows more of a URL than its scheme,
+    since the rest may hold a password.
+    """
+    scheme, found, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
+    if not found or scheme not in _DIALECTS:
+        other = f"one of scheme {scheme!r}" if found and _SCHEME.fullmatch(scheme) else "one without a scheme"
+        raise ValueError(f"url must be {' or '.join(_LEGAL.values())}, not {other}")
+    module, name = _DIALECTS[scheme]
+    made: Dialect = getattr(import_module(module), name)(url)
+    return made

@@ -1,0 +1,77 @@
+"""SQLite as a dialect: one file, in WAL mode, with the lease form alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from links.sql.sqlite.life import SqliteLife
+from links.sql.sqlite.schema import name_in_file
+from links.sql.table import Table
+from settlement.sql import Claim, Lease
+
+__all__ = ["SqliteDialect"]
+
+_LEGAL = "'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db'"
+
+
+def _path(url: str) -> Path:
+    """The file of a URL."""
+    rest = url.removeprefix("sqlite://")
+    if not rest.startswith("/"):
+        raise ValueError(f"url must be {_LEGAL}: there is no host in front of the path")
+    path = rest[1:]
+    if not path or path.endswith("/"):
+        raise ValueError(f"url must be {_LEGAL}: it names no file")
+    if path == ":memory:":
+        raise ValueError(f"url must be {_LEGAL}: a database in memory has one connection, and this takes two")
+    if "?" in path or "\0" in path:
+        raise ValueError(f"url must be {_LEGAL}, without options: they are arguments")
+    return Path(path)
+
+
+class SqliteDialect:
+    """One file, which must exist. Raises `ValueError` for a URL that names no file."""
+
+    def __init__(self, url: str) -> None:
+        self.path = Path(os.path.abspath(_path(url)))  # noqa: PTH100 -- Path.absolute leaves the ".." in
+        """The file, as it was named; absolute, symbolic links in it are not followed."""
+        self.name = url
+
+    def life(self) -> SqliteLife:
+        """A new life, not yet begun."""
+        return SqliteLife(self.path, self.name)
+
+    def lease(self, claim: Claim | None, table: Table[Any]) -> Lease:
+        """`Lease(…)`, or None for `Lease(30.0)`; the table needs a locked_until column.
+
+        Raises `ValueError` for another form: SQLite locks the whole file.
+        """
+        if claim is not None and not isinstance(claim, Lease):
+            raise ValueError(
+                f"claim must be Lease(seconds), not {claim!r}: SQLite locks the whole file, so it has no other form"
+            )
+        if table.locked_until is not None:
+            return claim or Lease(30.0)
+        if claim is not None:
+            raise ValueError(f"table must have a locked_until column for Lease(…), and {table.name!r} has none")
+        raise ValueError(
+            f"table must have a locked_until column: without one the form of {table.name!r} is RowLock(), and SQLite "
+            "locks the whole file, so it has Lease(seconds) alone"
+        )
+
+    def spelled(self, table: str) -> str:
+        """Schema `main` is left out, case does not count."""
+        return name_in_file(table)
+
+    def is_named_as(self, other: object) -> bool:
+        """Is it the same path?"""
+        return isinstance(other, SqliteDialect) and other.path == self.path
+
+    def is_one_with(self, other: object) -> bool:
+        """Is it the same file? Asks the disk."""
+        try:
+            return isinstance(other, SqliteDialect) and self.path.samefile(other.path)
+        except OSError:
+            return False
