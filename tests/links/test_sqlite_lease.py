@@ -397,7 +397,8 @@ async def test_a_file_that_stays_locked_breaks_the_call_not_the_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its patience: `CallBroken` for a claim and an extension, `NotApplied` for a settlement; all goes on."""
-    monkeypatch.setattr("links.sql.link.PATIENCE", 0.3)
+    for module in ("lease_link", "patience"):
+        monkeypatch.setattr(f"links.sql.{module}.PATIENCE", 0.3)
     database = Database(tmp_path / "q.db").create()
     database.add(b"a", b"b")
     broker = database.broker()
