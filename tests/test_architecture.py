@@ -119,3 +119,41 @@ def test_settlement_never_awaits(path: Path) -> None:
     """A decision is a plain function: nothing in settlement is async."""
     waits = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
     assert not [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, waits)]
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of this project that the file imports, also for the eyes of a type checker alone."""
+    known = {name_of(each) for each in MODULES}
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return (found & known) - {name_of(path)}
+
+
+@pytest.mark.parametrize("room", ["links.sql"])
+def test_no_import_goes_in_a_circle(room: str) -> None:
+    """Within the room every module can be read before those that import it: also what only a type checker imports."""
+    waiting = {name_of(path): imported(path) for path in MODULES if within(name_of(path), room)}
+    waiting = {module: {each for each in others if each in waiting} for module, others in waiting.items()}
+    while ready := {module for module, others in waiting.items() if not others & waiting.keys()}:
+        waiting = {module: others for module, others in waiting.items() if module not in ready}
+    assert not waiting
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if within(name_of(path), "links.sql")], ids=name_of)
+def test_a_dialect_stands_behind_its_door(path: Path) -> None:
+    """Only the folder of a dialect knows its driver and its modules; `Table.ddl` alone asks for its text."""
+    inside = within(name_of(path), "links.sql.sqlite")
+    driver = [module for module in imports(path) if module.split(".")[0] == "sqlite3"]
+    modules = {module for module in imported(path) if within(module, "links.sql.sqlite")} - {"links.sql.sqlite.ddl"}
+    assert inside or not (driver or modules)
+    assert inside or name_of(path) == "links.sql.table" or "links.sql.sqlite.ddl" not in imported(path)
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if within(name_of(path), "links.sql")], ids=name_of)
+def test_a_file_is_read_in_one_sitting(path: Path) -> None:
+    """400 lines at most."""
+    assert len(path.read_text().splitlines()) <= 400

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from links.abc import Broker
 from links.errors import LinkRefused
 from links.sql.database import Database
-from links.sql.dialect import Life, dialect_of
+from links.sql.dialect import SqlLife, dialect_of
 from links.sql.publisher import SqlPublisher
 from links.sql.queue import SqlQueue
 from links.sql.table import Table
@@ -40,7 +40,7 @@ class SqlBroker(Broker):
         return f"<SqlBroker {self.name}>"
 
     @property
-    def life(self) -> Life:
+    def life(self) -> SqlLife:
         """The connections of the present life."""
         return self._database.life
 

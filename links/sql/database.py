@@ -11,7 +11,7 @@ from typing import Any
 
 from links.abc import Broker
 from links.errors import LinkRefused
-from links.sql.dialect import Dialect, Life
+from links.sql.dialect import Dialect, SqlLife
 from links.sql.table import Table
 from links.sql.wakes import Wakes
 
@@ -23,11 +23,11 @@ class Database:
 
     def __init__(self, broker: Broker, dialect: Dialect) -> None:
         self.broker, self.dialect = broker, dialect
-        self._life: Life | None = None
+        self._life: SqlLife | None = None
         self._attached: dict[tuple[str, str | None], tuple[str, Wakes]] = {}
 
     @property
-    def life(self) -> Life:
+    def life(self) -> SqlLife:
         """The connections of the present life."""
         assert self._life is not None, "asked for while up"  # noqa: S101 -- an invariant of ours
         return self._life

@@ -17,7 +17,7 @@ from links.sql.jobs import Job
 from links.sql.table import Table
 from settlement.sql import Claim, Lease
 
-__all__ = ["Dialect", "Life", "Writer", "dialect_of"]
+__all__ = ["Dialect", "SqlLife", "Writer", "dialect_of"]
 
 _DIALECTS = {"sqlite": ("links.sql.sqlite.dialect", "SqliteDialect")}
 """By the URL's scheme, module and class: imported when they are asked for, since a driver may not be installed."""
@@ -51,7 +51,7 @@ class Writer(Protocol):
         ...
 
 
-class Life(Protocol):
+class SqlLife(Protocol):
     """The connections of one life."""
 
     @property
@@ -93,7 +93,7 @@ class Dialect(Protocol):
         """The URL without credentials."""
         ...
 
-    def life(self) -> Life:
+    def life(self) -> SqlLife:
         """A new life, not yet begun."""
         ...
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from links.sql import AdvisoryLock, RowLock, SqlBroker, Table
+from links.sql import AdvisoryLock, Lease, RowLock, SqlBroker, Table
 from links.sql.headers import dump, dump_row, load, load_row
 from links.sql.sqlite.statements import SqliteStatements, insert, quote, quote_table
 from links.sql.sqlite.times import ENCODERS, LAST, later
@@ -277,8 +277,16 @@ def test_sqlite_has_the_lease_form_alone(claim: Any) -> None:
 
 def test_the_lease_form_needs_its_column() -> None:
     """S-1.2: locked_until is required in the lease form."""
-    with pytest.raises(ValueError, match="must have a locked_until column"):
-        SqlBroker("sqlite:///jobs.db").queue(Table("jobs", id="id"))
+    with pytest.raises(ValueError, match=r"must have a locked_until column for Lease\(…\)"):
+        SqlBroker("sqlite:///jobs.db").queue(Table("jobs", id="id"), claim=Lease(5.0))
+
+
+def test_the_columns_say_the_form() -> None:
+    """S-1.4: claim=None is the lease form where there is a locked_until, else the row lock, which SQLite has not."""
+    broker = SqlBroker("sqlite:///jobs.db")
+    assert broker.queue(minimal(), claim=None).lease == 30.0
+    with pytest.raises(ValueError, match=r"locked_until column: without one the form of 'jobs' is RowLock\(\)"):
+        broker.queue(Table("jobs", id="id"))
 
 
 def test_a_group_is_given_where_the_table_has_groups() -> None:
