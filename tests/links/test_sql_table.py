@@ -285,7 +285,7 @@ def test_the_columns_say_the_form() -> None:
     """S-1.4: claim=None is the lease form where there is a locked_until, else the row lock, which SQLite has not."""
     broker = SqlBroker("sqlite:///jobs.db")
     assert broker.queue(minimal(), claim=None).lease == 30.0
-    with pytest.raises(ValueError, match=r"locked_until column: without one the form of 'jobs' is RowLock\(\)"):
+    with pytest.raises(ValueError, match=r"locked_until column, and 'jobs' has none: so its form is RowLock\(\)"):
         broker.queue(Table("jobs", id="id"))
 
 

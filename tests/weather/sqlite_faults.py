@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from links.sql.sqlite.schema import SqliteSession
+
 __all__ = ["FAULTS", "Faults", "faulty_connections"]
 
 FAULTS = ("sever", "sever_within", "lose_confirmation", "full", "refuse_claim")
@@ -71,7 +73,7 @@ class Faults:
             return True
 
 
-class Faulty(sqlite3.Connection):
+class Faulty(SqliteSession):
     """A connection that may break. It is one with the file as soon as it was opened, and only then does it."""
 
     faults: Faults
@@ -96,7 +98,7 @@ class Faulty(sqlite3.Connection):
             self._opened = True
         elif sql == "COMMIT" and self.total_changes > self._before:
             return self._commit()
-        elif "LIMIT :room" in sql and self.faults.befalls("refuse_claim"):
+        elif sql.startswith("SELECT") and "LIMIT :room" in sql and self.faults.befalls("refuse_claim"):
             raise _failure(sqlite3.SQLITE_ERROR, "refused")
         return super().execute(sql, parameters)
 
@@ -129,7 +131,7 @@ def faulty_connections(files: dict[Path, Faults]) -> Generator[None, None, None]
         faults = next((each for path, each in files.items() if f"{path.as_uri()}?mode=rw" == database), None)
         if faults is None:
             return connect(database, *arguments, **options)
-        connection: Faulty = connect(database, *arguments, factory=Faulty, **options)
+        connection: Faulty = connect(database, *arguments, **{**options, "factory": Faulty})
         try:
             connection.watch(faults)
         except BaseException:

@@ -57,7 +57,7 @@ class SqliteDialect:
         if claim is not None:
             raise ValueError(f"table must have a locked_until column for Lease(…), and {table.name!r} has none")
         raise ValueError(
-            f"table must have a locked_until column: without one the form of {table.name!r} is RowLock(), and SQLite "
+            f"table must have a locked_until column, and {table.name!r} has none: so its form is RowLock(), and SQLite "
             "locks the whole file, so it has Lease(seconds) alone"
         )
 
