@@ -277,3 +277,25 @@ async def test_a_publish_that_fails_halfway_is_not_there(tmp_path: Path) -> None
             await broker.publisher(database.table()).publish(b"a")
         await broker.publisher(database.table()).publish(b"b")
     assert [row["payload"] for row in database.rows()] == [b"b"]
+
+
+async def test_a_trigger_keeps_its_own_conflict_clause(tmp_path: Path) -> None:
+    """INSERT OR REPLACE into a tally works for every statement of ours, as it does for anybody else's."""
+    database = Database(tmp_path / "q.db").create()
+    database.run("CREATE TABLE tally (what TEXT PRIMARY KEY, id)")
+    for table, what in (("jobs", "INSERT"), ("jobs", "UPDATE"), ("dead", "INSERT")):
+        tally = f"INSERT OR REPLACE INTO tally VALUES ('{table} {what}', NEW.id);"
+        database.run(f"CREATE TRIGGER {table}_{what} AFTER {what} ON {table} BEGIN {tally} END")
+    queue = database.broker().queue(database.table())
+    async with open_link(queue) as link:
+        await queue.broker.publisher("jobs").publish(b"a")
+        await queue.broker.publisher("jobs").publish(b"b")
+        received = await link.receive(2)
+        assert bodies(received) == [b"a", b"b"]
+        assert await link.extend(received) == []
+        assert await link.settle([say(each, MoveToTable("dead")) for each in received]) == [None, None]
+    assert database.run("SELECT * FROM tally ORDER BY what") == [
+        ("dead INSERT", 2),
+        ("jobs INSERT", 2),
+        ("jobs UPDATE", 2),
+    ]

@@ -45,7 +45,7 @@ class SqliteInserter:
         if schema is None:
             raise PublishNotAccepted(f"there is no table {self.table.name!r}")
         row = self._row(schema, now, letter, key)
-        text = insert(self.table.name, [*row], once=self.table.id if once else None)
+        text = insert(self.table.name, [*row], once=self.table.id if once else None, abort=not schema.triggers)
         values = {f"v{number}": value for number, value in enumerate(row.values())}
         try:
             with undone(connection, "statement") if schema.triggers else contextlib.nullcontext():  # for RAISE(FAIL)

@@ -247,14 +247,16 @@ class SqliteLease:
 
     def _move(self, connection: sqlite3.Connection, to: str, texts: SqliteStatements, values: dict[str, Any]) -> bool:
         columns = self.schema.stored
+        dead = self._dead_schema(connection, to)
+        abort = dead is None or not dead.triggers
         new = None
         try:
-            touched = connection.execute(texts.copy(to, columns), values).rowcount > 0
+            touched = connection.execute(texts.copy(to, columns, abort=abort), values).rowcount > 0
         except sqlite3.IntegrityError:
             if not connection.in_transaction or not self._fills_itself(connection, to, values["id"]):
                 raise
             others = [column for column in columns if column.lower() != self.table.id.lower()]
-            copied = connection.execute(texts.copy(to, others), values)
+            copied = connection.execute(texts.copy(to, others, abort=abort), values)
             touched, new = copied.rowcount > 0, copied.lastrowid
         if touched:
             touched = connection.execute(texts.delete, values).rowcount > 0
@@ -272,11 +274,14 @@ class SqliteLease:
             )
         return touched
 
-    def _fills_itself(self, connection: sqlite3.Connection, to: str, key: Any) -> bool:
-        """Is this id taken in the table `to`, and does that table give a row an id by itself?"""
+    def _dead_schema(self, connection: sqlite3.Connection, to: str) -> SqliteSchema | None:
         if to not in self._dead:
             self._dead[to] = read_schema(connection, to)
-        dead = self._dead[to]
+        return self._dead[to]
+
+    def _fills_itself(self, connection: sqlite3.Connection, to: str, key: Any) -> bool:
+        """Is this id taken in the table `to`, and does that table give a row an id by itself?"""
+        dead = self._dead_schema(connection, to)
         if dead is None or self.table.id not in dead or not dead[self.table.id].filled:
             return False
         value = "CAST(? AS TEXT)" if isinstance(key, BadText) else "?"

@@ -121,7 +121,7 @@ class SqliteSchema:
     def statements(self, table: Table[Any], id_value: str = ":id") -> SqliteStatements:
         """The texts for this table."""
         nullable = {column for column in table.roles.values() if self[column].nullable}
-        return SqliteStatements(table, self.names, nullable, id_value)
+        return SqliteStatements(table, self.names, nullable, id_value, abort=not self.triggers)
 
 
 def where(name: str) -> tuple[str, str]:
@@ -162,8 +162,14 @@ def read_schema(connection: sqlite3.Connection, name: str) -> SqliteSchema | Non
             filled=given or rowid,
             rowid=rowid,
         )
-    text = f"SELECT 1 FROM {quote(schema)}.sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = lower(?)"  # noqa: S608
-    return SqliteSchema(columns, connection.execute(text, (table,)).fetchone() is not None)
+    triggers = any(
+        connection.execute(
+            f"SELECT 1 FROM {master} WHERE type = 'trigger' AND lower(tbl_name) = lower(?)",  # noqa: S608
+            (table,),
+        ).fetchone()
+        for master in (f"{quote(schema)}.sqlite_master", "sqlite_temp_master")
+    )
+    return SqliteSchema(columns, triggers)
 
 
 def explain(

@@ -5,7 +5,8 @@ never (DESIGN 6). Values are bound by name: `:id :token :attempt` say whose deli
 text. A statement that carries the token touches one row, or none where the lease was lost (S-3.2).
 
 What is written is written `OR ABORT`: a constraint of the table that says ON CONFLICT IGNORE or REPLACE would lose our
-row, or another one, without a word.
+row, or another one, without a word. But not where a trigger stands: its own statements would be OR ABORT too, whatever
+they say themselves (INSERT OR REPLACE into a tally would fail).
 """
 
 # ruff: noqa: S608 -- identifiers are quoted, values are bound
@@ -28,6 +29,10 @@ def quote(name: str) -> str:
 def quote_table(name: str) -> str:
     """The quoted `table`, or `schema.table`."""
     return ".".join(map(quote, split(name)))
+
+
+def _or_abort(abort: bool) -> str:
+    return " OR ABORT" if abort else ""
 
 
 class SqliteStatements:
@@ -60,7 +65,13 @@ class SqliteStatements:
     """The second half of a move to another table."""
 
     def __init__(
-        self, table: Table[Any], columns: Sequence[str], nullable: Collection[str], id_value: str = ":id"
+        self,
+        table: Table[Any],
+        columns: Sequence[str],
+        nullable: Collection[str],
+        id_value: str = ":id",
+        *,
+        abort: bool = True,
     ) -> None:
         """`columns` are all that the table has, `nullable` those of its roles that may hold NULL.
 
@@ -72,7 +83,7 @@ class SqliteStatements:
         self._name, self._id, self._lock = quote_table(table.name), quote(table.id), quote(table.locked_until)
         row = f"WHERE {self._id} = {id_value}"
         self._mine = f"{row} AND {self._lock} = :token"
-        update = f"UPDATE OR ABORT {self._name} SET {self._lock}"
+        update = f"UPDATE{_or_abort(abort)} {self._name} SET {self._lock}"
         free = back = f"{update} = NULL"
         count = ""
         if table.attempt:
@@ -128,21 +139,21 @@ class SqliteStatements:
         row = () if table.payload else map(quote, self.columns)
         return [self._id, count, *fixed, *row]
 
-    def copy(self, to: str, columns: Sequence[str]) -> str:
+    def copy(self, to: str, columns: Sequence[str], *, abort: bool = True) -> str:
         """The first half of a move to the table `to`: `columns` by name, with an empty lease (S-3.10)."""
         lock = (self.table.locked_until or "").lower()
         values = ("NULL" if column.lower() == lock else quote(column) for column in columns)
         return (
-            f"INSERT OR ABORT INTO {quote_table(to)} ({', '.join(map(quote, columns))}) "
+            f"INSERT{_or_abort(abort)} INTO {quote_table(to)} ({', '.join(map(quote, columns))}) "
             f"SELECT {', '.join(values)} FROM {self._name} {self._mine}"
         )
 
 
-def insert(table: str, columns: Sequence[str], *, once: str | None = None) -> str:
+def insert(table: str, columns: Sequence[str], *, once: str | None = None, abort: bool = True) -> str:
     """Insert a row, binding `:v0`, `:v1`, …; `once`: do nothing where that column has the value already."""
     name = quote_table(table)
     if not columns:
-        return f"INSERT OR ABORT INTO {name} DEFAULT VALUES"
+        return f"INSERT{_or_abort(abort)} INTO {name} DEFAULT VALUES"
     values = ", ".join(f":v{number}" for number in range(len(columns)))
-    text = f"INSERT OR ABORT INTO {name} ({', '.join(map(quote, columns))}) VALUES ({values})"
+    text = f"INSERT{_or_abort(abort)} INTO {name} ({', '.join(map(quote, columns))}) VALUES ({values})"
     return text if once is None else f"{text} ON CONFLICT ({quote(once)}) DO NOTHING"
