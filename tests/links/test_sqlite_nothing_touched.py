@@ -284,7 +284,7 @@ async def test_a_trigger_keeps_its_own_conflict_clause(tmp_path: Path) -> None:
     database = Database(tmp_path / "q.db").create()
     database.run("CREATE TABLE tally (what TEXT PRIMARY KEY, id)")
     for table, what in (("jobs", "INSERT"), ("jobs", "UPDATE"), ("dead", "INSERT")):
-        tally = f"INSERT OR REPLACE INTO tally VALUES ('{table} {what}', NEW.id);"
+        tally = f"INSERT OR REPLACE INTO tally VALUES ('{table} {what}', NEW.id);"  # noqa: S608
         database.run(f"CREATE TRIGGER {table}_{what} AFTER {what} ON {table} BEGIN {tally} END")
     queue = database.broker().queue(database.table())
     async with open_link(queue) as link:
