@@ -23,7 +23,7 @@ from actors.lease_keeper import LeaseKeeper
 from actors.letterbox import PUBLISH_FAILED, Letterbox
 from actors.restarts import backoff
 from actors.settler import Settler
-from links.abc import Order, Received
+from links.abc import Received, Settlement
 from settlement.delivery import name_of
 from settlement.ledger import Line
 from settlement.plans import Plan, Publish, Wait
@@ -78,9 +78,9 @@ class BeforeSteps:
             if plan is None or not self._ordered:
                 self.in_flight.leave(self.received, Line.SUPERSEDED)  # nobody but the keeper and the link cancels it
             elif self.settler.alone:
-                await self.settler.say([Order(self.received, plan)])
+                await self.settler.say([Settlement(self.received, plan)])
             else:
-                self.settler.order(Order(self.received, plan), wake)
+                self.settler.order(Settlement(self.received, plan), wake)
 
     async def _walk(self) -> Plan[Any] | None:
         """The plan whose verb is to be said; None where the lease has lapsed before a letter was published."""

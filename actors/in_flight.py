@@ -16,7 +16,7 @@ import trio
 from actors.books import Books
 from actors.messages import Owed
 from actors.owed_copies import OwedCopies
-from links.abc import Order, Received
+from links.abc import Received, Settlement
 from settlement.ledger import Line
 
 __all__ = ["Holder", "InFlight"]
@@ -36,8 +36,8 @@ class InFlight:
     def __init__(self, limit: int, books: Books, copies: OwedCopies, rest: Line, held: int | None = None) -> None:
         self.limit = limit
         self.taken = 0
-        self.open: dict[Received[Any], Holder | Order | None] = {}
-        """Where each one is: None waits for a handler, a holder works on it, an order is with the link."""
+        self.open: dict[Received[Any], Holder | Settlement | None] = {}
+        """Where each one is: None waits for a handler, a holder works on it, a settlement is with the link."""
         self.rest = rest
         self.proves = False
         """As `Link.proves`."""
@@ -114,7 +114,7 @@ class InFlight:
         if received not in self.open:
             return False
         holder = self.open[received]
-        if isinstance(holder, Order):
+        if isinstance(holder, Settlement):
             if self.proves:  # said, not proved: the other side took it back before it saw that
                 self.ended(line, [received])
             return self.proves
@@ -129,7 +129,7 @@ class InFlight:
         False where its verb is ordered already: it is said all the same, and the token judges.
         """
         holder = self.open[received]
-        if holder is not None and (isinstance(holder, Order) or not holder.cancel(received)):
+        if holder is not None and (isinstance(holder, Settlement) or not holder.cancel(received)):
             return False
         self._unsaid(Line.SUPERSEDED, received)
         return True
@@ -165,18 +165,19 @@ class InFlight:
             self._reserved.remove(received)
             self._copies.release()
 
-    def owe(self, order: Order) -> None:
+    def owe(self, settlement: Settlement) -> None:
         """The verb was said, or may have been: hand the copy over into the room that was taken for it."""
-        self._reserved.remove(order.received)
-        self._copies.owe(Owed(order.received.delivery, order.plan.after))
+        self._reserved.remove(settlement.received)
+        self._copies.owe(Owed(settlement.received.delivery, settlement.plan.after))
 
     def close(self) -> None:
-        """The life is over: book what is open. An order that was with the link is unknown, and its copy goes out."""
-        with_link = [order for order in self.open.values() if isinstance(order, Order)]
-        for order in with_link:
-            if order.plan.after and order.received in self._reserved:  # else it was said, and its copy is owed already
-                self.owe(order)
+        """The life is over: book what is open. What was with the link is unknown, and its copy goes out."""
+        with_link = [settlement for settlement in self.open.values() if isinstance(settlement, Settlement)]
+        for settlement in with_link:
+            if settlement.plan.after and settlement.received in self._reserved:
+                # else it was said, and its copy is owed already
+                self.owe(settlement)
         for received in list(self._reserved):
             self.release(received)
-        self.ended(Line.UNKNOWN, [order.received for order in with_link])
+        self.ended(Line.UNKNOWN, [settlement.received for settlement in with_link])
         self.ended(self.rest, list(self.open))

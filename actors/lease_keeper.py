@@ -19,7 +19,7 @@ import trio
 
 from actors.events import log
 from actors.in_flight import InFlight
-from links.abc import Link, Order, Received
+from links.abc import Link, Received, Settlement
 from links.errors import CallBroken
 from settlement.ledger import Line
 
@@ -74,12 +74,12 @@ class LeaseKeeper:
                         self._log(received)
 
     def _held(self) -> list[Received[Any]]:
-        """What may be renewed. An order that is with the link may not: its verdict decides."""
+        """What may be renewed. A settlement that is with the link may not: its verdict decides."""
         # DESIGN 3.4
         return [
             received
             for received, at in self._in_flight.open.items()
-            if received.expires is not None and not isinstance(at, Order)
+            if received.expires is not None and not isinstance(at, Settlement)
         ]
 
     def _earliest(self) -> float:

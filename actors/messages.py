@@ -1,4 +1,4 @@
-"""What actors send each other over memory channels, but for `links.abc.Received` and `links.abc.Order`."""
+"""What actors send each other over memory channels, but for `links.abc.Received` and `links.abc.Settlement`."""
 
 from __future__ import annotations
 

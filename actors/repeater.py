@@ -18,7 +18,7 @@ import trio
 from actors.books import Books
 from actors.drain import HURRY, Drain
 from actors.in_flight import InFlight
-from links.abc import Order, Received
+from links.abc import Received, Settlement
 
 __all__ = ["Repeater"]
 
@@ -31,7 +31,7 @@ WHAT = "settling"
 
 @attrs.define
 class _Try:
-    order: Order
+    settlement: Settlement
     due: float
     wait: float
 
@@ -40,7 +40,7 @@ class Repeater:
     """One per life."""
 
     def __init__(
-        self, say: Callable[[Sequence[Order]], Awaitable[None]], in_flight: InFlight, books: Books, drain: Drain
+        self, say: Callable[[Sequence[Settlement]], Awaitable[None]], in_flight: InFlight, books: Books, drain: Drain
     ) -> None:
         self._say = say
         self._in_flight = in_flight
@@ -50,13 +50,13 @@ class Repeater:
         self._changed = trio.Event()
         self._closed = False
 
-    def add(self, order: Order, why: object) -> float:
+    def add(self, settlement: Settlement, why: object) -> float:
         """This one was not applied: say it again, in so many seconds."""
-        received, before = order.received, self._tries.get(order.received)
+        received, before = settlement.received, self._tries.get(settlement.received)
         wait = FIRST if before is None else min(2 * before.wait, MOST)
         if self._drain.requested.is_set():
             wait = min(wait, HURRY)
-        self._tries[received] = _Try(order, trio.current_time() + wait, wait)
+        self._tries[received] = _Try(settlement, trio.current_time() + wait, wait)
         self._in_flight.open[received] = self
         self._in_flight.free_slot(received)
         self._books.degrade(WHAT, why, self)
@@ -86,15 +86,15 @@ class Repeater:
     async def _repeat(self) -> None:
         while self._tries or not self._closed:
             self._drop()
-            due = [each.order for each in self._tries.values() if each.due <= trio.current_time()]
+            due = [each.settlement for each in self._tries.values() if each.due <= trio.current_time()]
             if due:
                 await self._again(due)
             elif self._tries or not self._closed:
                 with trio.CancelScope(deadline=min((each.due for each in self._tries.values()), default=math.inf)):
                     await self._changed.wait()
 
-    async def _again(self, due: list[Order]) -> None:
-        tried = [(order.received, self._tries[order.received]) for order in due]
+    async def _again(self, due: list[Settlement]) -> None:
+        tried = [(settlement.received, self._tries[settlement.received]) for settlement in due]
         await self._say(due)
         for received, before in tried:
             if self._tries.get(received) is before:  # it was not added again

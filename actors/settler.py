@@ -1,11 +1,11 @@
 """Says the verbs of one life.
 
-Owns the orders that are ready; what is with the link stands in `InFlight`. Hears workers and before-steps, by `order`:
-a channel carries one wake for all that is ready then, since a hand-over for each would cost more than the verb, and its
-end says that nobody orders any more. Where verbs are said alone there is nothing to take together, and workers say them
-by a plain call. Tells `InFlight` what was said, hands owed copies over, tells the prover what must be proved before it
-is booked, and the repeater what was not applied. Cancelled while a settlement is on the wire, its orders stay *with the
-link*, and the life books them as unknown.
+Owns the settlements that are ready; what is with the link stands in `InFlight`. Hears workers and before-steps, by
+`order`: a channel carries one wake for all that is ready then, since a hand-over for each would cost more than the
+verb, and its end says that nobody orders any more. Where verbs are said alone there is nothing to take together, and
+workers say them by a plain call. Tells `InFlight` what was said, hands owed copies over, tells the prover what must be
+proved before it is booked, and the repeater what was not applied. Cancelled on the wire, what was being said stays
+*with the link*, and the life books it as unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from actors.events import log
 from actors.in_flight import InFlight
 from actors.messages import Said
 from actors.repeater import Repeater
-from links.abc import Link, Order, Received
+from links.abc import Link, Received, Settlement
 from links.errors import AlreadySettled, LeaseLost, NotApplied, SettlementError, SettlementUnknown
 from settlement.ledger import Line
 
@@ -53,15 +53,15 @@ class Settler:
         self._books = books
         self._said = said
         self._serial = serial
-        self._ready: list[Order] = []
+        self._ready: list[Settlement] = []
         """Ordered, and not taken yet: behind the first one a wake is in the channel."""
         self._repeater = Repeater(self.say, in_flight, books, drain)
 
-    def order(self, order: Order, wake: trio.MemorySendChannel[None]) -> None:
+    def order(self, settlement: Settlement, wake: trio.MemorySendChannel[None]) -> None:
         """Have this verb said with all that is ready then; never waits. `wake`: the caller's own end of the channel."""
         if not self._ready:
             wake.send_nowait(None)
-        self._ready.append(order)
+        self._ready.append(settlement)
 
     async def run(self, wakes: trio.MemoryReceiveChannel[None]) -> None:
         """Until the last sender has closed, and nothing waits to be said again. Raises what ends the life."""
@@ -73,34 +73,34 @@ class Settler:
                     await self.say(ready)
                 self._repeater.close()
 
-    async def say(self, orders: Sequence[Order]) -> None:
+    async def say(self, settlements: Sequence[Settlement]) -> None:
         """Say these, book the verdicts, return the places. Raises and is cancelled as `run`."""
         # where everything around is cancelled nothing is said, whatever the handlers answered (DESIGN 3.5)
         await trio.lowlevel.checkpoint_if_cancelled()
         in_flight, opened = self._in_flight, self._in_flight.open
-        spoken: list[Order] = []
+        spoken: list[Settlement] = []
         ended: Said = {}
-        for order in orders:
-            received = order.received
+        for settlement in settlements:
+            received = settlement.received
             if received not in opened:  # superseded while it waited here
                 in_flight.leave(received)
-            elif order.plan.verb is None:
+            elif settlement.plan.verb is None:
                 self._link.forget(received)
-                self._done(order, ended)
+                self._done(settlement, ended)
             else:
-                opened[received] = order
-                spoken.append(order)
+                opened[received] = settlement
+                spoken.append(settlement)
         said: Said = {} if in_flight.proves else ended
         if spoken:
             verdicts = await self._link.settle(spoken)
             if self._serial:
                 await self._link.flush()
             if any(verdicts):
-                for order, verdict in zip(spoken, verdicts, strict=True):
+                for settlement, verdict in zip(spoken, verdicts, strict=True):
                     if verdict is None:
-                        self._done(order, said)
+                        self._done(settlement, said)
                     else:
-                        self._not_said(order, verdict, ended)
+                        self._not_said(settlement, verdict, ended)
             else:
                 self._all_done(spoken, said)
         for line, batch in ended.items():
@@ -111,34 +111,35 @@ class Settler:
                 in_flight.free(batch)
             self._said.send_nowait(said)
 
-    def _all_done(self, orders: Sequence[Order], lines: Said) -> None:
+    def _all_done(self, settlements: Sequence[Settlement], lines: Said) -> None:
         """As `_done`, for many that are mostly of one line."""
         line, batch = Line.ACKED, list[Received[Any]]()
-        for order in orders:
-            plan = order.plan
+        for settlement in settlements:
+            plan = settlement.plan
             if plan.line is not line or not batch:
                 line, batch = plan.line, lines.setdefault(plan.line, [])
-            batch.append(order.received)
+            batch.append(settlement.received)
             if plan.after:
-                self._in_flight.owe(order)
+                self._in_flight.owe(settlement)
 
-    def _done(self, order: Order, lines: Said) -> None:
-        lines.setdefault(order.plan.line, []).append(order.received)
-        if order.plan.after:
-            self._in_flight.owe(order)
+    def _done(self, settlement: Settlement, lines: Said) -> None:
+        lines.setdefault(settlement.plan.line, []).append(settlement.received)
+        if settlement.plan.after:
+            self._in_flight.owe(settlement)
 
-    def _not_said(self, order: Order, verdict: SettlementError, lines: Said) -> None:
-        which = f"{self._books.subscription}: delivery {order.received.delivery.id} of {order.received.delivery.source}"
+    def _not_said(self, settlement: Settlement, verdict: SettlementError, lines: Said) -> None:
+        delivery = settlement.received.delivery
+        which = f"{self._books.subscription}: delivery {delivery.id} of {delivery.source}"
         if isinstance(verdict, NotApplied):
-            wait = self._repeater.add(order, verdict)
-            log.warning("%s: not applied, %s again in %g s: %s", which, order.plan.verb, wait, verdict)
+            wait = self._repeater.add(settlement, verdict)
+            log.warning("%s: not applied, %s again in %g s: %s", which, settlement.plan.verb, wait, verdict)
             return
         if isinstance(verdict, SettlementUnknown):
             line = Line.UNKNOWN
-            if order.plan.after:
-                self._in_flight.owe(order)
+            if settlement.plan.after:
+                self._in_flight.owe(settlement)
         else:
             line = _LINES[type(verdict)]
-            self._in_flight.release(order.received)
-        lines.setdefault(line, []).append(order.received)
-        log.warning("%s: %s is %s: %s", which, order.plan.verb, line.value, verdict)
+            self._in_flight.release(settlement.received)
+        lines.setdefault(line, []).append(settlement.received)
+        log.warning("%s: %s is %s: %s", which, settlement.plan.verb, line.value, verdict)

@@ -26,7 +26,7 @@ from actors.in_flight import InFlight
 from actors.lease_keeper import LeaseKeeper
 from actors.settler import Settler
 from actors.subscription import AnySubscription, Subscription
-from links.abc import Order, Received
+from links.abc import Received, Settlement
 from settlement.delivery import Delivery, decoded
 from settlement.groups import raise_bare
 from settlement.ledger import Line
@@ -82,7 +82,7 @@ class Ended:
 
 
 class Worker:
-    """What single and batch workers share: from an ending to an order."""
+    """What single and batch workers share: from an ending to a settlement."""
 
     def __init__(self, tools: Tools) -> None:
         self._subscription = tools.subscription
@@ -180,7 +180,7 @@ class Worker:
         not ordered is unsettled; what was is with the settler.
         """
         # DESIGN 3.1
-        alone: list[Order] = []
+        alone: list[Settlement] = []
         slots: list[trio.Event] = []
         for ended in batch:
             received = ended.received
@@ -199,11 +199,11 @@ class Worker:
                     alone = []
                 if not await self._has_room(received, self._in_flight.reserve):
                     continue
-            order = Order(received, plan)
+            settlement = Settlement(received, plan)
             if self._settler.alone:
-                alone.append(order)
+                alone.append(settlement)
             else:
-                self._settler.order(order, wake)
+                self._settler.order(settlement, wake)
         if alone:
             await self._settler.say(alone)
         for slot in slots:
@@ -322,7 +322,7 @@ class SingleWorker(Worker):
     async def _handle(
         self, received: Received[Any], backlog: Backlog, wake: trio.MemorySendChannel[None]
     ) -> Received[Any] | None:
-        """Handle this one, and in the same scope those after it, while an order is all that each of them needs.
+        """Handle this one, and in the same scope those after it, while a settlement is all that each of them needs.
 
         Returns a delivery that was taken and not begun.
         """
@@ -352,7 +352,7 @@ class SingleWorker(Worker):
                 plan = decide(ending, received.delivery, policy)
                 if not (together and plan.plain):
                     break
-                self._settler.order(Order(received, plan), wake)
+                self._settler.order(Settlement(received, plan), wake)
                 self._current = ()
                 following = backlog.take() or await backlog.until_ready()
                 if following is None or drain.is_set():

@@ -21,7 +21,7 @@ import trio
 
 from benchmarks.drive import drive, handle
 from benchmarks.result import Result
-from links.abc import Order, Received
+from links.abc import Received, Settlement
 from links.memory import MemoryBroker, MemoryQueue
 from settlement import Letter, Line, Plan
 from settlement.memory import Accept
@@ -55,7 +55,7 @@ async def peer(count: int, lease: float | None) -> float:
             try:
                 with trio.CancelScope():
                     await handle(received.delivery)
-                await link.settle([Order(received, acknowledge)])
+                await link.settle([Settlement(received, acknowledge)])
             finally:
                 limit.release()
 
@@ -86,7 +86,7 @@ async def bare(count: int, lease: float | None) -> float:
             left -= len(batch)
             for received in batch:
                 await handle(received.delivery)
-            await link.settle([Order(received, acknowledge) for received in batch])
+            await link.settle([Settlement(received, acknowledge) for received in batch])
         return time.process_time() - began
 
 

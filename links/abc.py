@@ -31,10 +31,10 @@ __all__ = [
     "Broker",
     "Link",
     "Lost",
-    "Order",
     "Presence",
     "Publisher",
     "Received",
+    "Settlement",
     "Settles",
     "Source",
     "Verdict",
@@ -76,7 +76,7 @@ class Received(Generic[R]):
 
 
 @attrs.define(eq=False)
-class Order:
+class Settlement:
     """Say the verb of this plan for this delivery.
 
     Attributes:
@@ -96,25 +96,20 @@ Lost: TypeAlias = Callable[[Received[Any], Line], None]
 broke, `SUPERSEDED` where the other side took it back. A plain call; nothing happens where it has ended already."""
 
 
-def _unheard(what: str, why: str | None) -> None:
-    """Nobody has set `Link.degraded`."""
-
-
 class Link(ABC, Generic[R]):
     """One attached link: one life.
 
     Attributes:
-        spreads: Wake as many workers as there are deliveries, so that their verbs can be said together; else one after
-            the other, which costs less.
+        spreads: Wake as many workers as there are deliveries, so that their verbs are said together; else each the next.
         proves: A verb gets no answer: it was said when `settle` returns, and `proved` tells when the other side has
             seen it.
-        degraded: Set by the runtime: `degraded(what, why)`, a plain call, says what does not work now; `why` None: it
-            works again. For what neither ends the life nor a call, such as one row that cannot be claimed.
+        degraded: Set by the runtime: `degraded(what, why)`, a plain call, says what does not work now and ends neither
+            the life nor a call, such as a row that cannot be claimed; `why` None: it works again.
     """
 
     spreads: bool = False
     proves: bool = False
-    degraded: Callable[[str, str | None], None] = staticmethod(_unheard)
+    degraded: Callable[[str, str | None], None] = staticmethod(lambda _what, _why: None)
 
     @abstractmethod
     async def receive(self, room: int) -> Sequence[Received[R]]:
@@ -130,14 +125,14 @@ class Link(ABC, Generic[R]):
         """Take nothing more: a drain has begun. `receive` is not called again."""
 
     @abstractmethod
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
-        """Say the verb of each order, in this order, and give one verdict per order.
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
+        """Say the verb of each settlement, in this order, and give one verdict for each.
 
         Two calls may be under way at once, for different deliveries.
 
-        Raises `LinkBroken` or `ConnectionBroken` only where the life is over; then every order is unknown.
+        Raises `LinkBroken` or `ConnectionBroken` only where the life is over; then every one is unknown.
 
-        Cancellation: each order is unknown.
+        Cancellation: each settlement is unknown.
         """
 
     async def flush(self) -> None:

@@ -35,9 +35,6 @@ FOLDERS: dict[str, set[str]] = {
 }
 """Folders of a room, and which others of this room each may import; what stands at the room's top may import all."""
 
-KNOWN_CIRCLES = ("links.sql",)
-"""Rooms in which modules import each other in a circle, still."""
-
 MODULES = sorted(path for top in ("settlement", "actors", "links") for path in (ROOT / top).rglob("*.py"))
 
 
@@ -103,10 +100,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
             module
             for name in imports(path)
             for module in [name if name in names else name.rpartition(".")[0]]
-            if module in names and not module.startswith(KNOWN_CIRCLES)
+            if module in names
         }
         for path in MODULES
-        if not name_of(path).startswith(KNOWN_CIRCLES)
     }
     try:
         TopologicalSorter(graph).prepare()

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from links.abc import Broker, Link, Lost, Order, Presence, Publisher, Received, Settles, Verdict
+from links.abc import Broker, Link, Lost, Presence, Publisher, Received, Settlement, Settles, Verdict
 from links.errors import LinkBroken, NotConnected, PublishNotAccepted
 from links.memory import MemoryBroker, MemoryLink, MemoryPublisher, MemoryQueue
 from links.sql import Lease, SqlBroker, SqlQueue, Table
@@ -151,7 +151,7 @@ class Faulty(Link[bytes]):
     def stop(self) -> None:
         self.inner.stop()
 
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
         return await self.inner.settle(orders)
 
     async def extend(self, held: Sequence[Received[bytes]]) -> Sequence[Received[bytes]]:
@@ -163,14 +163,14 @@ class Faulty(Link[bytes]):
     def forget(self, received: Received[bytes]) -> None:
         self.inner.forget(received)
 
-    def settled_as(self, order: Order, verb: Verb) -> Order:
-        return Order(order.received, attrs.evolve(order.plan, verb=verb))
+    def settled_as(self, order: Settlement, verb: Verb) -> Settlement:
+        return Settlement(order.received, attrs.evolve(order.plan, verb=verb))
 
 
 class SwallowsEveryThirdAck(Faulty):
     acks = 0
 
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
         for order in orders:
             if isinstance(order.plan.verb, Accept):
                 self.acks += 1
@@ -180,7 +180,7 @@ class SwallowsEveryThirdAck(Faulty):
 
 
 class RequeuesTwice(Faulty):
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
         verdicts = await self.inner.settle(orders)
         again = [Letter.of(order.received.delivery) for order in orders if isinstance(order.plan.verb, PutBack)]
         for letter in again:
@@ -190,7 +190,7 @@ class RequeuesTwice(Faulty):
 
 
 class ForgetsDelays(Faulty):
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
         delayed = (order.plan.verb == PutBack() or not isinstance(order.plan.verb, PutBack) for order in orders)
         now = [
             order if kept else self.settled_as(order, PutBack()) for order, kept in zip(orders, delayed, strict=True)
@@ -199,7 +199,7 @@ class ForgetsDelays(Faulty):
 
 
 class DropsByRequeueing(Faulty):
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
         rejected = [isinstance(order.plan.verb, Reject) for order in orders]
         said = [self.settled_as(order, PutBack()) if no else order for order, no in zip(orders, rejected, strict=True)]
         return await self.inner.settle(said)
@@ -214,7 +214,7 @@ class LosesWhatIsUnsettled(Faulty):
             self.inner.release(each)
         return received
 
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
         await trio.lowlevel.checkpoint()
         return [None] * len(orders)
 
@@ -222,7 +222,7 @@ class LosesWhatIsUnsettled(Faulty):
 class SettlesForOthers(Faulty):
     """Says yes to everything, also after the detach, and to whom the lease was lost."""
 
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
         with suppress(LinkBroken):
             await self.inner.settle(orders)
         return [None] * len(orders)
@@ -231,10 +231,10 @@ class SettlesForOthers(Faulty):
 class SettlesTheOldest(Faulty):
     """Ignores which delivery an order is about."""
 
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
         oldest = list(self.inner.unsettled)[: len(orders)]
         pairs = zip(oldest, orders, strict=False)
-        await self.inner.settle([Order(received, order.plan) for received, order in pairs])
+        await self.inner.settle([Settlement(received, order.plan) for received, order in pairs])
         return [None] * len(orders)
 
 
@@ -260,7 +260,7 @@ class TakesTheNewestFirst(Faulty):
 
 class CountsWhatIsGivenBack(Faulty):
     async def give_back(self, unsettled: Sequence[Received[bytes]]) -> None:
-        await self.inner.settle([Order(each, Plan(Line.RETRIED, PutBack())) for each in unsettled])
+        await self.inner.settle([Settlement(each, Plan(Line.RETRIED, PutBack())) for each in unsettled])
 
 
 class NeverCounts(Faulty):

@@ -23,10 +23,7 @@ from settlement import Delivery, Hold, Ledger, Letter, Plan, Policy
 
 ROOT = Path(__file__).parent.parent
 
-NOT_YET = ("links.sql",)
-"""Its turn comes when its folders stand as DESIGN has them."""
-
-FIELDS_NOT_YET = ("links.amqp.",)
+FIELDS_NOT_YET = ("links.amqp.", "links.sql.")
 """Its values say what their fields mean below each of them."""
 
 RULE = re.compile(r"\b(?:[A-Z]-[0-9]+(?:\.[0-9]+)?|DESIGN|CORE|SPEC)\b|(?<=\s)\([0-9]\.[0-9]+\)")
@@ -37,15 +34,8 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def held(module: str) -> bool:
-    return not any(module == room or module.startswith(f"{room}.") for room in NOT_YET)
-
-
 MODULES = {
-    name: path
-    for top in ("settlement", "actors", "links")
-    for path in sorted((ROOT / top).rglob("*.py"))
-    if held(name := name_of(path))
+    name_of(path): path for top in ("settlement", "actors", "links") for path in sorted((ROOT / top).rglob("*.py"))
 }
 
 

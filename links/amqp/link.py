@@ -4,7 +4,7 @@ Credit stands for the free places of the subscription: `receive` gives as much a
 `settle` gives back one for each verb, behind it on the wire. So the peer never has more than the limit unsettled here,
 also while what was said is not written yet; at most once it is the handler's end that gives credit back.
 
-Cancellation: an order is with the engine when `settle` returns, and goes out; the goodbye detaches, shielded and
+Cancellation: a settlement is with the engine when `settle` returns, and goes out; the goodbye detaches, shielded and
 bounded, and what is unsettled goes back to the queue.
 """
 
@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 
 import trio
 
-from links.abc import Link, Lost, Order, Received, Verdict
+from links.abc import Link, Lost, Received, Settlement, Verdict
 from links.amqp.deliveries import disposition, received
 from links.amqp.engine.events import ACCEPTED, RELEASED
 from links.amqp.engine.handles import Arrival
@@ -120,38 +120,38 @@ class AmqpLink(Link[bytes]):
         self._stopped = True
         self._receiver.take_back()
 
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
         """As `Link.settle`: each disposition is with the engine, in order, and written within 2 ms.
 
         There is no checkpoint here.
         """
         self._check()
         receiver, held = self._receiver, self._held
-        arrivals: list[Arrival] = [order.received.token for order in orders]
+        arrivals: list[Arrival] = [settlement.received.token for settlement in settlements]
         for arrival in arrivals:
             held.pop(arrival, None)
-        if all(type(order.plan.verb) is Accepted for order in orders):
+        if all(type(settlement.plan.verb) is Accepted for settlement in settlements):
             said = receiver.accept_all(arrivals)
         else:
             wall, settle = time.time(), receiver.settle
             said = [
-                settle(arrival, disposition(order.plan.verb, wall))
-                for arrival, order in zip(arrivals, orders, strict=True)
+                settle(arrival, disposition(settlement.plan.verb, wall))
+                for arrival, settlement in zip(arrivals, settlements, strict=True)
             ]
         if not self._stopped:
-            receiver.grant(len(orders))
+            receiver.grant(len(settlements))
         if all(said):
             return [None] * len(said)
         return [
-            None if is_said else self._unsaid(order, arrival)
-            for is_said, arrival, order in zip(said, arrivals, orders, strict=True)
+            None if is_said else self._unsaid(settlement, arrival)
+            for is_said, arrival, settlement in zip(said, arrivals, settlements, strict=True)
         ]
 
-    def _unsaid(self, order: Order, arrival: Arrival) -> Verdict:
-        what = f"{self._source}: delivery {order.received.delivery.id}"
+    def _unsaid(self, settlement: Settlement, arrival: Arrival) -> Verdict:
+        what = f"{self._source}: delivery {settlement.received.delivery.id}"
         if not arrival.settled:
             return LeaseLost(f"{what} was settled before, or is not this link's")
-        if isinstance(order.plan.verb, Accepted):
+        if isinstance(settlement.plan.verb, Accepted):
             return None
         return AlreadySettled(
             f"{what} came settled; let its sender send unsettled, or subscribe with settle=AT_MOST_ONCE"

@@ -35,7 +35,7 @@ class MemoryBroker(StoringBroker):
     Args:
         name: For errors and logs.
         retry_header: The header that counts copies.
-        dice: Decides what became of orders whose settlement broke on the wire; the same each time by default.
+        dice: Decides what became of settlements that broke on the wire; the same each time by default.
         log: Keep a list of everything that happens, in `log`.
 
     Attributes:
@@ -198,7 +198,7 @@ class MemoryBroker(StoringBroker):
         store.wake()
 
     def refuse_settlements(self, name: str, n: int = 1) -> None:
-        """The next `n` orders are not applied: their deliveries stay unsettled."""
+        """The next `n` settlements are not applied: their deliveries stay unsettled."""
         self.store(name).weather.refused_settlements += n
 
     def lose_confirmations(self, name: str, n: int = 1) -> None:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import trio
 
-from links.abc import Link, Lost, Order, Received, Settles, Verdict
+from links.abc import Link, Lost, Received, Settlement, Settles, Verdict
 from links.errors import CallBroken, LeaseLost, LinkError, NotApplied, SettlementUnknown
 from links.memory.log import Delivered, Said, Unsaid
 from links.memory.store import MemoryMessage, MemoryStore
@@ -73,38 +73,38 @@ class MemoryLink(Link[bytes]):
         """Take nothing more; a `receive` that waits goes on waiting until it is cancelled."""
         self.stopped = True
 
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
         """Carry out the verbs.
 
         Cancellation: nothing was carried out (they are carried out at the end of the time that this takes).
         """
         store, weather = self.store, self.store.weather
         if weather.slow_settlements:
-            await self._settle_slowly(orders, weather.slow_settlements)
+            await self._settle_slowly(settlements, weather.slow_settlements)
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
         if self._over is not None:
             self._check()
         if store.leases:
             store.tick()
-        verdicts: list[Verdict] = [None] * len(orders)
+        verdicts: list[Verdict] = [None] * len(settlements)
         if weather.broken_calls:
             weather.broken_calls -= 1
-            return [self._unknown(order) for order in orders]
+            return [self._unknown(settlement) for settlement in settlements]
         if weather.refused_settlements:
-            return [self._maybe_refused(order) for order in orders]
+            return [self._maybe_refused(settlement) for settlement in settlements]
         release, quiet = self.unsettled.pop, store.log is None
         put_back = False
-        for index, order in enumerate(orders):
-            message = release(order.received, None)
+        for index, settlement in enumerate(settlements):
+            message = release(settlement.received, None)
             if message is None:
-                verdicts[index] = self._not_ours(order.received)
-            elif quiet and type(order.plan.verb) is _ACCEPT:
+                verdicts[index] = self._not_ours(settlement.received)
+            elif quiet and type(settlement.plan.verb) is _ACCEPT:
                 pass
             else:
-                put_back |= self._carry_out(message, order.plan.verb)
+                put_back |= self._carry_out(message, settlement.plan.verb)
         if self.forgotten:
-            self.forgotten.difference_update(order.received for order in orders)
+            self.forgotten.difference_update(settlement.received for settlement in settlements)
         if put_back or store.emptied:
             store.wake()
         return verdicts
@@ -210,8 +210,8 @@ class MemoryLink(Link[bytes]):
             weather.broken_calls -= 1
             raise CallBroken(f"{self.store.name!r} on {self.store.broker.name}: this call broke")
 
-    async def _settle_slowly(self, orders: Sequence[Order], seconds: float) -> None:
-        asked = {order.received for order in orders}
+    async def _settle_slowly(self, settlements: Sequence[Settlement], seconds: float) -> None:
+        asked = {settlement.received for settlement in settlements}
         self._saying |= asked
         try:
             await self._on_the_wire(seconds, asked)
@@ -274,31 +274,31 @@ class MemoryLink(Link[bytes]):
             return NotApplied(f"{what}: its connection broke before it was settled")
         return LeaseLost(f"{what} is not this link's any more")
 
-    def _maybe_refused(self, order: Order) -> Verdict:
-        received, weather = order.received, self.store.weather
+    def _maybe_refused(self, settlement: Settlement) -> Verdict:
+        received, weather = settlement.received, self.store.weather
         if received not in self.unsettled:
             return self._not_ours(received)
         if not weather.refused_settlements:
-            self._say(order)
+            self._say(settlement)
             return None
         weather.refused_settlements -= 1
         if self.store.log is not None:
             self.store.log.append(Unsaid(self.store.name, received.delivery.id, "refused"))
         return NotApplied(f"message {received.delivery.id} of {self.store.name!r}: refused")
 
-    def _unknown(self, order: Order) -> Verdict:
-        received = order.received
+    def _unknown(self, settlement: Settlement) -> Verdict:
+        received = settlement.received
         if received not in self.unsettled:
             self._cut.discard(received)
             self._severed.discard(received)
         elif self.store.broker.dice.random() < 0.5:  # noqa: PLR2004 -- a coin
-            self._say(order)
+            self._say(settlement)
         else:
             self._leave(received, "call broken")
         return SettlementUnknown(f"message {received.delivery.id} of {self.store.name!r}: the call broke")
 
-    def _say(self, order: Order) -> None:
-        self._carry_out(self.release(order.received), order.plan.verb)
+    def _say(self, settlement: Settlement) -> None:
+        self._carry_out(self.release(settlement.received), settlement.plan.verb)
         self.store.wake()
 
     def _leave(self, received: Received[bytes], why: str) -> None:

@@ -67,7 +67,7 @@ class Weather:
     Attributes:
         broken_calls: So many calls to come fail.
         broken_attaches: So many links to come break while they are attached.
-        refused_settlements: So many orders to come are not applied.
+        refused_settlements: So many settlements to come are not applied.
         lost_confirmations: So many messages to come are stored and not confirmed.
         closed: No message is taken.
         refusing: No link is taken.

@@ -25,7 +25,7 @@ R = TypeVar("R")
 class SqlBroker(Broker):
     """Queue tables in one SQLite file, which must exist; it is put into WAL mode, and must not be on a network disk.
 
-    `poll_interval`: seconds above 0 between two looks at an empty queue, ±20 % (S-2.9). Raises `ValueError` for a URL
+    `poll_interval`: seconds above 0 between two looks at an empty queue, ±20 %. Raises `ValueError` for a URL
     that names no file.
     """
 
@@ -97,7 +97,7 @@ class SqlBroker(Broker):
     def publisher(self, to: str | Table[Any], *, group: str | None = None) -> SqlPublisher:
         """A publisher to a table (and its group), or by name to what `queue` or `table` made known here. No I/O.
 
-        Raises `ValueError` for a name that nothing or more than one thing has (S-11.2), and for a group where the table
+        Raises `ValueError` for a name that nothing or more than one thing has, and for a group where the table
         has none, or the reverse.
         """
         if isinstance(to, Table):

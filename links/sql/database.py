@@ -44,7 +44,7 @@ class Database:
     def attached(
         self, table: Table[Any], group: str | None, subscription: str, wakes: Wakes
     ) -> Generator[None, None, None]:
-        """This subscription has the queue for the block. Raises `LinkRefused` where another one has it (S-12.1)."""
+        """This subscription has the queue for the block. Raises `LinkRefused` where another one has it."""
         name = self.dialect.spelled(table.name)
         for (other, part), (holder, _) in self._attached.items():
             if other == name and (part == group or part is None or group is None):
@@ -60,6 +60,6 @@ class Database:
             del self._attached[name, group]
 
     def wake(self, table: str, group: str | None) -> None:
-        """Let this process's queue on that table and group look at once (S-9.1)."""
+        """Let this process's queue on that table and group look at once."""
         if found := self._attached.get((self.dialect.spelled(table), group)):
             found[1].wake()

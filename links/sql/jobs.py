@@ -124,7 +124,7 @@ class Passing:
     """The rows that one claim passes over, and those that it could not lease."""
 
     held: Held
-    """By the row's own lease they are not to be had; by a clock that was set forward they are (DESIGN 6)."""
+    """By the row's own lease they are not to be had; by a clock that was set forward they are."""
     over: frozenset[Any]
     """Those that could not be leased a short while ago."""
     most: int = 500

@@ -21,7 +21,7 @@ from typing import NoReturn, TypeAlias, TypeVar
 
 import trio
 
-from links.abc import Link, Order, Received, Verdict
+from links.abc import Link, Received, Settlement, Verdict
 from links.errors import CallBroken, ConnectionBroken, NotApplied, SettlementUnknown
 from links.sql.dialect import Writer
 from links.sql.holdings import Holdings
@@ -104,7 +104,7 @@ class LeaseLink(Link[R]):
     def _take_ahead(self, room: int) -> list[Received[R]]:
         """What was claimed ahead and has three quarters of its lease left; the rest is given back.
 
-        So a handler does not start with less than the keeper needs to renew in time (DESIGN 3.4).
+        So a handler does not start with less than the keeper needs to renew in time.
         """
         fresh: list[Received[R]] = []
         stale: list[Received[R]] = []
@@ -156,7 +156,7 @@ class LeaseLink(Link[R]):
     def stop(self) -> None:
         """Take nothing more; what was claimed ahead is given back, its attempts as they were.
 
-        A claim that has not begun is withdrawn (S-2.13).
+        A claim that has not begun is withdrawn.
         """
         self._stopped = True
         for job in [*self._open]:
@@ -177,8 +177,8 @@ class LeaseLink(Link[R]):
 
     # --- settle --------------------------------------------------------------------------------------------------
 
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
-        """Carry out all orders in one transaction, each by itself: one that fails does not touch the others.
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
+        """Carry out all settlements in one transaction, each by itself: one that fails does not touch the others.
 
         A row whose verb was not applied stays held, to be settled again. A locked file is waited for while the leases
         last, 10 s at most (but one goodbye in any case). Raises `ConnectionBroken` where the file failed.
@@ -186,8 +186,8 @@ class LeaseLink(Link[R]):
         Cancellation: shielded for a goodbye at most; so the verdicts are true, and a cancellation is noticed at the
         caller's next checkpoint.
         """
-        settling = [order.received for order in orders]
-        said = [Saying(order.received, verb) for order in orders if (verb := order.plan.verb) is not None]
+        settling = [settlement.received for settlement in settlements]
+        said = [Saying(each.received, verb) for each in settlements if (verb := each.plan.verb) is not None]
         patience = Patience(self._goodbye, [each.expires for each in settling])
         self._settling.update(settling)
         try:
@@ -197,7 +197,7 @@ class LeaseLink(Link[R]):
                     return [NotApplied(f"settlement of {self._subscription!r}: {why}") for _ in said]
             claim = None
             if self._full and not self._stopped:
-                claim = self._claim_of(len(orders), 0.0)
+                claim = self._claim_of(len(settlements), 0.0)
             job = Settling(self._form, said, claim, patience.length)
             self._enter(job, partial(self._settled, job))
             self._writer.submit(job)

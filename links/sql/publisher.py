@@ -1,4 +1,4 @@
-"""Publishing is an INSERT (S-11.1), confirmed when its COMMIT is on the disk."""
+"""Publishing is an INSERT, confirmed when its COMMIT is on the disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SqlPublisher(Publisher):
         return f"<SqlPublisher to {self.name!r} on {self.broker.name}>"
 
     async def send(self, letter: Letter) -> None:
-        """Insert one row and commit it; wakes this broker's queue on the same table and group (S-9.1).
+        """Insert one row and commit it; wakes this broker's queue on the same table and group.
 
         In row mode the body is a JSON object of the row's columns.
 

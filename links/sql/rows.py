@@ -20,7 +20,7 @@ Row: TypeAlias = tuple[Any, ...]
 by column, as it was before the claim, with an empty lease."""
 
 Token: TypeAlias = tuple[Any, Any, Any]
-"""(id, locked_until, attempt), as they are stored; attempt is None where the table has none (DESIGN 6)."""
+"""(id, locked_until, attempt), as they are stored; attempt is None where the table has none."""
 
 
 class BadText(bytes):
@@ -55,7 +55,7 @@ def name_of(value: object) -> str:
 
 
 class RowReader(Generic[R]):
-    """Reads the rows of one queue. A row that cannot be read is a delivery with `unreadable` set (S-4.9)."""
+    """Reads the rows of one queue. A row that cannot be read is a delivery with `unreadable` set."""
 
     def __init__(self, table: Table[R], source: str) -> None:
         self._source = source

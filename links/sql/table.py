@@ -1,6 +1,6 @@
 """What a user says about a queue table: which column plays which role. Pure.
 
-The table is the user's own: nothing here creates or alters one (S-1.1). `Table.ddl` is a text to run or to read.
+The table is the user's own: nothing here creates or alters one. `Table.ddl` is a text to run or to read.
 """
 
 from __future__ import annotations

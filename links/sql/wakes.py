@@ -48,7 +48,7 @@ class Wakes:
             heapq.heappop(self._times)
 
     async def until_due(self) -> None:
-        """Wait for a reason, the next poll (S-2.9), or to be roused. Does not yield where there is a reason already.
+        """Wait for a reason, the next poll, or to be roused. Does not yield where there is a reason already.
 
         Cancellation: nothing was done.
         """

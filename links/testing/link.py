@@ -24,7 +24,7 @@ from settlement import Ack, Drop
 
 @check("K-24", "K-26")
 async def settling_out_of_order(trial: Trial) -> None:
-    """Verbs said out of order are carried out for the right messages, with one verdict for each order; those for which
+    """Verbs said out of order are carried out for the right messages, with one verdict for each; those for which
     nothing was said return.
     """
     name, broker = await trial.queue(), trial.harness.broker()

@@ -19,7 +19,7 @@ import trio
 import trio.testing
 
 from actors import Subscription, open_runtime
-from links.abc import Broker, Link, Order, Received, Source
+from links.abc import Broker, Link, Received, Settlement, Source
 from links.testing.harness import Capabilities, Harness
 from settlement import Ack, Delivery, Outcome, Policy
 from settlement.groups import leaves
@@ -159,9 +159,9 @@ class Trial:
 
     async def say(self, source: Source[Any], link: Link[Any], outcome: Outcome, *received: Received[Any]) -> list[Any]:
         """Settle these with one call, in this order; the verdicts."""
-        orders = [Order(each, source.decide(outcome, each.delivery, Policy())) for each in received]
-        verdicts = list(await link.settle(orders))
-        self.equal(len(verdicts), len(orders), "verdicts, one per order")
+        settlements = [Settlement(each, source.decide(outcome, each.delivery, Policy())) for each in received]
+        verdicts = list(await link.settle(settlements))
+        self.equal(len(verdicts), len(settlements), "verdicts, one for each")
         return verdicts
 
 

@@ -18,7 +18,7 @@ import trio
 import trio.testing
 
 from actors import Runtime
-from links.abc import Broker, Link, Lost, Order, Publisher, Received, Settles, Source, Verdict
+from links.abc import Broker, Link, Lost, Publisher, Received, Settlement, Settles, Source, Verdict
 from links.errors import LinkError
 from links.memory import MemoryBroker
 from settlement import Ack, Delivery, Letter, Outcome, Plan, Policy, Publish, Retry, RetryAfter, Wait
@@ -241,7 +241,7 @@ class StageLink(Link[bytes]):
     def stop(self) -> None:
         pass
 
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
         queue = self._queue
         asked = {order.received for order in orders}
         self._settling |= asked

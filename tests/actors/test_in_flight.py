@@ -15,7 +15,7 @@ from actors.in_flight import InFlight
 from actors.letterbox import Letterbox
 from actors.owed_copies import OwedCopies
 from actors.testing import a_delivery
-from links.abc import Order, Received
+from links.abc import Received, Settlement
 from settlement import Delivery, Plan, Policy, Wait
 from settlement.ledger import Line
 from settlement.policy import Ending
@@ -55,7 +55,7 @@ async def test_once_its_verb_is_with_the_link_only_a_link_that_proves_can_lose_i
     in_flight.proves = proves
     received = Received(a_delivery(b""))
     in_flight.take([received])
-    in_flight.open[received] = Order(received, Plan(Line.ACKED, "accept"))
+    in_flight.open[received] = Settlement(received, Plan(Line.ACKED, "accept"))
 
     assert in_flight.lose(Line.SUPERSEDED, received) is proves
     assert (received in in_flight.open) is not proves

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from actors import Subscription, open_runtime
-from links.abc import Order, Verdict
+from links.abc import Settlement, Verdict
 from links.errors import LinkBroken, PublishNotAccepted
 from links.memory import MemoryBroker
 from settlement import Ack, Copies, Delivery, RetryAfter
@@ -292,7 +292,7 @@ async def test_a_copy_that_is_owed_after_the_goodbye_is_lost_in_the_books(autoju
     """DESIGN 3.9, trap 'who closes what': a life that ends after its copies meets no closed channel, and is booked."""
 
     class Rude(StageLink):
-        async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+        async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
             with trio.CancelScope(shield=True):
                 await trio.sleep(60.0)
             await trio.lowlevel.checkpoint()

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from actors import Subscription, open_runtime
-from links.abc import Order, Received, Verdict
+from links.abc import Received, Settlement, Verdict
 from links.errors import AlreadySettled, ConnectionBroken, LinkBroken, NotApplied
 from settlement import Ack, Delivery, Retry, RetryAfter
 from tests.actors.scenery import Clock, StageBroker, StageLink, StageQueue, answers, lines, numbered
@@ -26,7 +26,7 @@ class ProvingLink(StageLink):
         super().__init__(queue)
         self._peer = tests
 
-    async def settle(self, orders: Sequence[Order]) -> Sequence[Verdict]:
+    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
         verdicts = await super().settle(orders)
         self._peer.heard += [order.received.delivery.body for order in orders]
         return verdicts

@@ -178,9 +178,9 @@ async def test_many_are_said_together(autojump_clock: Clock) -> None:
         assert isinstance(link, MemoryLink)
         settle = link.settle
 
-        async def counted(orders: Any) -> Any:
-            settled.append(len(orders))
-            return await settle(orders)
+        async def counted(settlements: Any) -> Any:
+            settled.append(len(settlements))
+            return await settle(settlements)
 
         link.settle = counted  # type: ignore[method-assign]
         await trio.sleep(10.0)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 import trio
 
-from links.abc import Link, Order, Received, Verdict
+from links.abc import Link, Received, Settlement, Verdict
 from links.errors import ConnectionBroken
 from links.memory import Entry, MemoryBroker, MemoryQueue
 from settlement import Letter, Plan
@@ -40,11 +40,11 @@ async def one_life(broker: MemoryBroker) -> None:
         await broker.run()
 
 
-def order(received: Received[bytes], verb: Verb | None = None) -> Order:
-    return Order(received, Plan(Line.ACKED, Accept() if verb is None else verb))
+def order(received: Received[bytes], verb: Verb | None = None) -> Settlement:
+    return Settlement(received, Plan(Line.ACKED, Accept() if verb is None else verb))
 
 
-def orders(received: Iterable[Received[bytes]], verb: Verb | None = None) -> list[Order]:
+def orders(received: Iterable[Received[bytes]], verb: Verb | None = None) -> list[Settlement]:
     return [order(each, verb) for each in received]
 
 

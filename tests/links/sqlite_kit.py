@@ -15,7 +15,7 @@ import attrs
 import pytest
 import trio
 
-from links.abc import Link, Order, Received
+from links.abc import Link, Received, Settlement
 from links.sql import SqlBroker, SqlQueue, Table
 from links.sql.jobs import Job
 from links.sql.sqlite import ddl
@@ -160,16 +160,16 @@ async def open_link(queue: SqlQueue[Any]) -> AsyncGenerator[Link[Any], None]:
         yield link
 
 
-def order(queue: SqlQueue[Any], received: Received[Any], outcome: Ending, policy: Policy | None = None) -> Order:
+def order(queue: SqlQueue[Any], received: Received[Any], outcome: Ending, policy: Policy | None = None) -> Settlement:
     """As the runtime orders: a handler was called."""
     received.started = True
-    return Order(received, queue.decide(outcome, received.delivery, policy or Policy()))
+    return Settlement(received, queue.decide(outcome, received.delivery, policy or Policy()))
 
 
-def say(received: Received[Any], verb: Verb) -> Order:
+def say(received: Received[Any], verb: Verb) -> Settlement:
     """As the runtime orders: a handler was called."""
     received.started = True
-    return Order(received, Plan(Line.ACKED, verb))
+    return Settlement(received, Plan(Line.ACKED, verb))
 
 
 def bodies(received: Iterable[Received[Any]]) -> list[bytes]:

@@ -11,7 +11,7 @@ from trio.abc import Clock
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from actors import Subscription, connected, open_runtime
-from links.abc import Order
+from links.abc import Settlement
 from links.amqp.broker import AmqpBroker
 from links.amqp.wire.frames import ATTACH
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused, NotConnected
@@ -133,7 +133,7 @@ async def test_nothing_is_settled_after_the_shutdown(place: Place, clock: Clock 
         await broker.publisher(name).publish(b"held")
         async with source.attach("test", never_lost, 5.0) as link:
             (held,) = await link.receive(1)
-            order = Order(held, source.decide(Ack(), held.delivery, Policy()))
+            order = Settlement(held, source.decide(Ack(), held.delivery, Policy()))
         with pytest.raises(LinkBroken, match="detached"):
             await link.settle([order])
     with pytest.raises(LinkBroken, match="detached"):

@@ -13,7 +13,7 @@ import trio.testing
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from links.abc import Link, Order, Received
+from links.abc import Link, Received, Settlement
 from links.amqp import AmqpBroker
 from links.amqp.embedded.broker import EmbeddedBroker
 from links.amqp.engine.binding import lib
@@ -174,7 +174,7 @@ async def test_a_delivery_in_hand_is_superseded_and_its_place_returns(autojump_c
         (again,) = await at.link.receive(1)
         assert again.delivery.body == b"a"  # the broker has it at its old place
         verdicts = await at.link.settle(
-            [Order(a, Plan(Line.ACKED, Accepted())), Order(b, Plan(Line.ACKED, Accepted()))]
+            [Settlement(a, Plan(Line.ACKED, Accepted())), Settlement(b, Plan(Line.ACKED, Accepted()))]
         )
         assert [type(verdict) for verdict in verdicts] == [LeaseLost, type(None)]
         assert at.lost == [(b"a", Line.SUPERSEDED)]
@@ -246,7 +246,7 @@ async def test_rabbitmqs_consumer_timeout_takes_a_delivery_back(rabbit: Rabbit) 
                 assert sorted(lost)[:2] == [(b"a", Line.SUPERSEDED), (b"b", Line.SUPERSEDED)]
                 while len(again) < 2:
                     again += await link.receive(2 - len(again))
-                verdicts = await link.settle([Order(each, Plan(Line.ACKED, Accepted())) for each in again])
+                verdicts = await link.settle([Settlement(each, Plan(Line.ACKED, Accepted())) for each in again])
                 assert verdicts == [None, None]
                 await link.proved()
     await rabbit.until_depth(name, 0)

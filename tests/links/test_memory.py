@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from links.abc import Link, Order, Received
+from links.abc import Link, Received, Settlement
 from links.errors import LeaseLost, NotConnected, PublishNotAccepted
 from links.memory import Delivered, Entry, MemoryBroker, MemoryQueue, Published, Returned, Said, replay
 from settlement import Ack, Copies, DeadLetter, Drop, Letter, Native, Plan, Policy, Publish, Retry, RetryAfter, Wait
@@ -236,7 +236,7 @@ async def test_a_verb_of_another_transport_is_a_bug() -> None:
     async with broker.connect(), attached(broker.queue("q")) as link:
         (received,) = await link.receive(1)
         with pytest.raises(TypeError, match="is no verb"):
-            await link.settle([Order(received, Plan(Line.ACKED, "finish"))])
+            await link.settle([Settlement(received, Plan(Line.ACKED, "finish"))])
 
 
 # --- publishing

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from links.abc import Link, Order, Settles
+from links.abc import Link, Settlement, Settles
 from links.errors import CallBroken, ConnectionBroken, LinkBroken, LinkRefused, NotApplied, SettlementUnknown
 from links.memory import Delivered, Entry, MemoryBroker, MemoryQueue, Returned, replay
 from settlement import Plan
@@ -74,7 +74,7 @@ async def handle(queue: MemoryQueue, link: Link[bytes], dice: Random) -> None:
                 await link.extend(received)
         if dice.random() < 0.1:
             await link.give_back(received[-1:])
-        asked = [Order(each, plan) for each, plan in zip(received, plans, strict=True)]
+        asked = [Settlement(each, plan) for each, plan in zip(received, plans, strict=True)]
         for order, verdict in zip(asked, await link.settle(asked), strict=True):
             if isinstance(verdict, NotApplied):
                 link.forget(order.received)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from links.abc import Order
+from links.abc import Settlement
 from links.errors import LeaseLost, NotApplied
 from links.sql import Lease, SqlBroker, Table
 from links.sql.sqlite import times
@@ -335,7 +335,7 @@ async def test_a_move_is_whole_or_not_at_all(tmp_path: Path) -> None:
 async def test_nothing_to_settle(tmp_path: Path) -> None:
     database = Database(tmp_path / "q.db").create()
     async with open_link(database.broker().queue(database.table())) as link:
-        nothing: list[Order] = []
+        nothing: list[Settlement] = []
         assert await link.settle(nothing) == []
 
 

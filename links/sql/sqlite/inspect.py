@@ -172,7 +172,7 @@ _EVENTS = ("claim", "take", "finish", "release", "give_back", "delay", "regroup"
 
 
 def _prepare(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema, here: str) -> None:
-    """Prepare every statement once (S-12.3)."""
+    """Prepare every statement once."""
     texts = schema.statements(table)
     values: dict[str, int] = dict.fromkeys(_BOUND, 0)
     for event in _EVENTS:

@@ -216,7 +216,7 @@ class SqliteLease:
     # --- settle ------------------------------------------------------------------------------------------------------
 
     def say(self, connection: sqlite3.Connection, now: int, token: Token, verb: Verb) -> bool:
-        """Carry out the verb; False: nothing was touched (S-3.2). `holds` tells whether the lease was lost then."""
+        """Carry out the verb; False: nothing was touched. `holds` tells whether the lease was lost then."""
         self._again(connection)
         texts = self._odd_texts if isinstance(token[0], BadText) else self.texts
         values: dict[str, Any] = {"id": token[0], "token": token[1], "attempt": token[2]}

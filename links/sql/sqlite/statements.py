@@ -1,8 +1,8 @@
-"""The SQL texts of the lease form on SQLite. Pure: a description in, texts out (S-19).
+"""The SQL texts of the lease form on SQLite. Pure: a description in, texts out.
 
 Identifiers stand in backticks: SQLite takes a name in double quotes for a text where no column has it, one in backticks
-never (DESIGN 6). Values are bound by name: `:id :token :attempt` say whose delivery it is, the rest is said at each
-text. A statement that carries the token touches one row, or none where the lease was lost (S-3.2).
+never. Values are bound by name: `:id :token :attempt` say whose delivery it is, the rest is said at each
+text. A statement that carries the token touches one row, or none where the lease was lost.
 
 What is written is written `OR ABORT`: a constraint of the table that says ON CONFLICT IGNORE or REPLACE would lose our
 row, or another one, without a word. But not where a trigger stands: its own statements would be OR ABORT too, whatever
@@ -109,7 +109,7 @@ class SqliteStatements:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns that order the queue: priority and retry_after where they cannot be NULL, then the id (S-2.2)."""
+        """The columns that order the queue: priority and retry_after where they cannot be NULL, then the id."""
         ordering = (self.table.priority, self.table.retry_after)
         return (*(column for column in ordering if column and column not in self.nullable), self.table.id)
 
@@ -140,7 +140,7 @@ class SqliteStatements:
         return [self._id, count, *fixed, *row]
 
     def copy(self, to: str, columns: Sequence[str], *, abort: bool = True) -> str:
-        """The first half of a move to the table `to`: `columns` by name, with an empty lease (S-3.10)."""
+        """The first half of a move to the table `to`: `columns` by name, with an empty lease."""
         lock = (self.table.locked_until or "").lower()
         values = ("NULL" if column.lower() == lock else quote(column) for column in columns)
         return (

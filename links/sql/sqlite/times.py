@@ -6,7 +6,7 @@
 | INTEGER | Unix microseconds |
 | TEXT | ISO 8601 in UTC with six decimals, `2026-11-29T12:00:00.000000Z`, compared as text |
 
-SQLite has no clock of its own, so time is this machine's (DESIGN 6); outside of columns it is Unix microseconds.
+SQLite has no clock of its own, so time is this machine's; outside of columns it is Unix microseconds.
 """
 
 from __future__ import annotations
