@@ -100,7 +100,7 @@ class Link(ABC, Generic[R]):
     """One attached link: one life.
 
     Attributes:
-        spreads: Wake as many workers as there are deliveries, so that their verbs are said together; else each the next.
+        spreads: Wake as many workers as there are deliveries, so that verbs are said together; else one by one.
         proves: A verb gets no answer: it was said when `settle` returns, and `proved` tells when the other side has
             seen it.
         degraded: Set by the runtime: `degraded(what, why)`, a plain call, says what does not work now and ends neither

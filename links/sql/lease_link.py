@@ -41,12 +41,13 @@ _log = logging.getLogger("trio_settlement")
 Tell: TypeAlias = Callable[[str, str | None], None]
 """Wake the queue of this table, and of this group where it is not None."""
 
-_HOP = 0.01
-"""Seconds: a goodbye of less is one of this, else a verb that is under way could never say what became of it."""
+_HOP = 0.01  # seconds: with a goodbye of less a verb under way could never say what became of it
 
 
 class LeaseLink(Link[R]):
     """One life of a queue in the lease form; made by `SqlQueue.attach`."""
+
+    spreads = True
 
     def __init__(
         self,
