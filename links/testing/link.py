@@ -7,6 +7,9 @@
 # L-4  a lost lease is a `LeaseLost` verdict, and changes nothing
 # L-5  after `stop` nothing is taken, and what is in hand can be settled
 # L-6  a link that ends gives back everything that is unsettled, and nothing else
+# L-7  a link that was told its limit hands over that many, and goes on when it has been told what became of them
+# L-8  a source renews its leases in time
+# L-9  a delivery carries its transport's handle, decoded or not
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from typing import Any
 
 import trio
 
+from actors import open_runtime
 from links.abc import Link, Received, Source
 from links.errors import LeaseLost
-from links.testing.trial import Trial, check, numbered
+from links.testing.trial import Recorder, Trial, check, numbered
 from settlement import Ack, Drop
 
 
@@ -205,3 +209,46 @@ async def stopping(trial: Trial) -> None:
     found = await trial.remaining(name)
     wanted = [(b"behind", 1)] if trial.can.backlog else []
     trial.equal([(each.body, each.attempt) for each in found], wanted, "a new connection finds, and its attempt")
+
+
+@check("L-7")
+async def a_limit_and_what_left_without_a_verb(trial: Trial) -> None:
+    """A link that was told its limit hands over as many, and takes the places back: of what was settled, of what it was
+    given back, and of what it was told to forget. That comes back with the link's end, if not before.
+    """
+    name, broker = await trial.queue(), trial.harness.broker()
+    async with broker.connect(), trial.attached(broker, name, limit=3) as (source, link):
+        await trial.publish(broker, name, *numbered(5))
+        one, two, three = await trial.take(link, 3)
+        link.forget(two)
+        trial.equal(await trial.say(source, link, Ack(), one), [None], "its verdict")
+        await link.give_back([three])
+        again = await trial.take(link, 1)
+        trial.equal(await trial.say(source, link, Ack(), *again), [None], "the next one's verdict")
+    left = [body for body in numbered(5) if body not in (one.delivery.body, again[0].delivery.body)]
+    found = sorted(each.body for each in await trial.remaining(name))  # in any order: they went back at several times
+    trial.equal(found, left if trial.can.backlog else [], "a new connection finds")
+
+
+@check("L-8")
+async def renewing_in_time(trial: Trial) -> None:
+    """A source with a lease asks for each renewal well before its end: between nothing and half of a lease."""
+    name, broker, lease = await trial.queue(), trial.harness.broker(), trial.can.lease
+    source = trial.harness.source(broker, name, lease=lease)
+    if source.lease is not None:
+        renewals = [source.renewal() for _ in range(100)]
+        within = all(0 < each <= 0.6 * source.lease for each in renewals)
+        trial.holds(within, f"renewals above 0 and up to six tenths of {source.lease:g} s", max(renewals))
+
+
+@check("L-9")
+async def a_handle_is_kept(trial: Trial) -> None:
+    """A delivery that is decoded has the handle that its link gave it: copies and dead letters find their way by it."""
+    name, broker = await trial.queue(), trial.harness.broker()
+    plain, decoded = Recorder(trial), Recorder(trial)
+    for recorder, options in ((plain, dict[str, Any]()), (decoded, {"decode": lambda message: (message,)})):
+        async with open_runtime(trial.subscription(broker, name, recorder, **options)):
+            await trial.publish(broker, name, b"x")
+            await recorder.sees(b"x")
+    kinds = [type(each.deliveries[0]._handle) for each in (plain, decoded)]  # noqa: SLF001
+    trial.equal(kinds[1], kinds[0], "the handle of a decoded delivery is a")

@@ -138,11 +138,11 @@ class Trial:
 
     @asynccontextmanager
     async def attached(
-        self, broker: Broker, name: str, *, lease: float | None = None
+        self, broker: Broker, name: str, *, lease: float | None = None, limit: int = 50
     ) -> AsyncGenerator[tuple[Source[Any], Link[Any]], None]:
         """A link on this queue, for checks of a link itself."""
         source = self.harness.source(broker, name, lease=lease)
-        async with source.attach("conformance", _lost, GOODBYE) as link:
+        async with source.attach("conformance", _lost, GOODBYE, limit=limit) as link:
             yield source, link
 
     async def take(self, link: Link[Any], number: int, room: int | None = None) -> list[Received[Any]]:
