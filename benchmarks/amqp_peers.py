@@ -92,7 +92,7 @@ def _consume_with(client: Any, rabbit: Rabbit, count: int, credit: int, reads: b
 
     class Handler(client.AMQPMessagingHandler):  # type: ignore[misc]  # it may not be installed
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__()  # pyright: ignore[reportUnknownMemberType] -- the same
             self.left = count
 
         def on_amqp_message(self, event: Any) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import trio
 
 from actors import Subscription, open_runtime
-from links.abc import Source
-from settlement import Ack, Delivery, Outcome
+from links.abc import Received, Source
+from settlement import Ack, Delivery, Line, Outcome
+
+
+def never_lost(received: Received[Any], line: Line) -> None:
+    """No delivery of a benchmark is taken back."""
+    raise AssertionError(f"{received} was lost: {line}")
 
 
 async def handle(_delivery: Delivery[bytes]) -> Outcome:

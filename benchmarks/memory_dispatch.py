@@ -19,7 +19,7 @@ from functools import partial
 
 import trio
 
-from benchmarks.drive import drive, handle
+from benchmarks.drive import drive, handle, never_lost
 from benchmarks.result import Result
 from links.abc import Received, Settlement
 from links.memory import MemoryBroker, MemoryQueue
@@ -49,7 +49,7 @@ async def peer(count: int, lease: float | None) -> float:
     limit = trio.Semaphore(CONCURRENCY)
     acknowledge = Plan(Line.ACKED, Accept())
 
-    async with made.connect(), queue.attach("peer", lambda *_: None, 1.0) as link:
+    async with made.connect(), queue.attach("peer", never_lost, 1.0) as link:
 
         async def one(received: Received[bytes]) -> None:
             try:
@@ -78,7 +78,7 @@ async def bare(count: int, lease: float | None) -> float:
     made, queue = broker(count, lease)
     acknowledge = Plan(Line.ACKED, Accept())
 
-    async with made.connect(), queue.attach("bare", lambda *_: None, 1.0) as link:
+    async with made.connect(), queue.attach("bare", never_lost, 1.0) as link:
         began = time.process_time()
         left = count
         while left:

@@ -6,7 +6,6 @@ Cancellation: every coroutine here may be cancelled at every await; its docstrin
 shields three things and no more, each with a deadline: its goodbye, the giving back of a half-taken `receive`, and a
 SQL settlement with its COMMIT or ROLLBACK.
 """
-# DESIGN 4
 
 from __future__ import annotations
 
@@ -96,20 +95,22 @@ Lost: TypeAlias = Callable[[Received[Any], Line], None]
 broke, `SUPERSEDED` where the other side took it back. A plain call; nothing happens where it has ended already."""
 
 
+def _unheard(what: str, why: str | None) -> None: ...
+
+
 class Link(ABC, Generic[R]):
     """One attached link: one life.
 
     Attributes:
         spreads: Wake as many workers as there are deliveries, so that verbs are said together; else one by one.
-        proves: A verb gets no answer: it was said when `settle` returns, and `proved` tells when the other side has
-            seen it.
+        proves: Verbs get no answer: they were said when `settle` returns, and `proved` tells when they were seen.
         degraded: Set by the runtime: `degraded(what, why)`, a plain call, says what does not work now and ends neither
             the life nor a call, such as a row that cannot be claimed; `why` None: it works again.
     """
 
     spreads: bool = False
     proves: bool = False
-    degraded: Callable[[str, str | None], None] = staticmethod(lambda _what, _why: None)
+    degraded: Callable[[str, str | None], None] = staticmethod(_unheard)
 
     @abstractmethod
     async def receive(self, room: int) -> Sequence[Received[R]]:
@@ -363,7 +364,6 @@ class Broker(ABC):
 
         Cancellation: nothing was done.
         """
-        # K-13
         if self.is_open:
             self.check_home()
         while self.presence is not Presence.UP or self.lives <= after:

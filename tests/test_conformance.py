@@ -151,8 +151,8 @@ class Faulty(Link[bytes]):
     def stop(self) -> None:
         self.inner.stop()
 
-    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
-        return await self.inner.settle(orders)
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
+        return await self.inner.settle(settlements)
 
     async def extend(self, held: Sequence[Received[bytes]]) -> Sequence[Received[bytes]]:
         return await self.inner.extend(held)
@@ -170,19 +170,19 @@ class Faulty(Link[bytes]):
 class SwallowsEveryThirdAck(Faulty):
     acks = 0
 
-    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
-        for order in orders:
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
+        for order in settlements:
             if isinstance(order.plan.verb, Accept):
                 self.acks += 1
             if self.acks % 3 or not isinstance(order.plan.verb, Accept):
                 await self.inner.settle([order])
-        return [None] * len(orders)
+        return [None] * len(settlements)
 
 
 class RequeuesTwice(Faulty):
-    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
-        verdicts = await self.inner.settle(orders)
-        again = [Letter.of(order.received.delivery) for order in orders if isinstance(order.plan.verb, PutBack)]
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
+        verdicts = await self.inner.settle(settlements)
+        again = [Letter.of(order.received.delivery) for order in settlements if isinstance(order.plan.verb, PutBack)]
         for letter in again:
             self.inner.store.add(letter)
         self.inner.store.wake()
@@ -190,18 +190,21 @@ class RequeuesTwice(Faulty):
 
 
 class ForgetsDelays(Faulty):
-    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
-        delayed = (order.plan.verb == PutBack() or not isinstance(order.plan.verb, PutBack) for order in orders)
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
+        delayed = (order.plan.verb == PutBack() or not isinstance(order.plan.verb, PutBack) for order in settlements)
         now = [
-            order if kept else self.settled_as(order, PutBack()) for order, kept in zip(orders, delayed, strict=True)
+            order if kept else self.settled_as(order, PutBack())
+            for order, kept in zip(settlements, delayed, strict=True)
         ]
         return await self.inner.settle(now)
 
 
 class DropsByRequeueing(Faulty):
-    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
-        rejected = [isinstance(order.plan.verb, Reject) for order in orders]
-        said = [self.settled_as(order, PutBack()) if no else order for order, no in zip(orders, rejected, strict=True)]
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
+        rejected = [isinstance(order.plan.verb, Reject) for order in settlements]
+        said = [
+            self.settled_as(order, PutBack()) if no else order for order, no in zip(settlements, rejected, strict=True)
+        ]
         return await self.inner.settle(said)
 
 
@@ -214,28 +217,28 @@ class LosesWhatIsUnsettled(Faulty):
             self.inner.release(each)
         return received
 
-    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
         await trio.lowlevel.checkpoint()
-        return [None] * len(orders)
+        return [None] * len(settlements)
 
 
 class SettlesForOthers(Faulty):
     """Says yes to everything, also after the detach, and to whom the lease was lost."""
 
-    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
         with suppress(LinkBroken):
-            await self.inner.settle(orders)
-        return [None] * len(orders)
+            await self.inner.settle(settlements)
+        return [None] * len(settlements)
 
 
 class SettlesTheOldest(Faulty):
     """Ignores which delivery an order is about."""
 
-    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
-        oldest = list(self.inner.unsettled)[: len(orders)]
-        pairs = zip(oldest, orders, strict=False)
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
+        oldest = list(self.inner.unsettled)[: len(settlements)]
+        pairs = zip(oldest, settlements, strict=False)
         await self.inner.settle([Settlement(received, order.plan) for received, order in pairs])
-        return [None] * len(orders)
+        return [None] * len(settlements)
 
 
 class TakesAndIsCancelled(Faulty):

@@ -241,17 +241,17 @@ class StageLink(Link[bytes]):
     def stop(self) -> None:
         pass
 
-    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
         queue = self._queue
-        asked = {order.received for order in orders}
+        asked = {order.received for order in settlements}
         self._settling |= asked
         try:
             await trio.sleep(queue.settling)
         finally:
             self._settling -= asked
-        self._held -= len(orders)
-        verdicts = [queue.verdicts.pop(0) if queue.verdicts else None for _ in orders]
-        for order, verdict in zip(orders, verdicts, strict=True):
+        self._held -= len(settlements)
+        verdicts = [queue.verdicts.pop(0) if queue.verdicts else None for _ in settlements]
+        for order, verdict in zip(settlements, verdicts, strict=True):
             assert order.plan.verb is not None
             if verdict is None:
                 queue.said.append((order.received.delivery.body, order.plan.verb))

@@ -1,5 +1,7 @@
 """actors.repeater: what was not applied is said again; the handler is not called again for it (DESIGN 3.8)."""
 
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 from typing import Any

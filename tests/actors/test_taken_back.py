@@ -1,5 +1,7 @@
 """What a link says of a delivery in hand: it is no longer ours, wherever it is (DESIGN 3.8 and 6, AMQP)."""
 
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence

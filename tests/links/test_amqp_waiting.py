@@ -1,5 +1,7 @@
 """What waits on AMQP: what is held is bounded, and what merely waits for the broker is seen."""
 
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 import pytest
