@@ -178,7 +178,7 @@ async def test_a_bug_of_a_link_ends_the_runtime(autojump_clock: Clock) -> None:
     """DESIGN 4: what a link raises that is no weather is a bug: it propagates, and nothing is restarted."""
 
     class Broken(StageLink):
-        async def settle(self, orders: object) -> object:  # type: ignore[override]
+        async def settle(self, settlements: object) -> object:  # type: ignore[override]
             raise ZeroDivisionError
 
     queue = StageQueue(StageBroker(), numbered(3), link=Broken)

@@ -292,11 +292,11 @@ async def test_a_copy_that_is_owed_after_the_goodbye_is_lost_in_the_books(autoju
     """DESIGN 3.9, trap 'who closes what': a life that ends after its copies meets no closed channel, and is booked."""
 
     class Rude(StageLink):
-        async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
+        async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
             with trio.CancelScope(shield=True):
                 await trio.sleep(60.0)
             await trio.lowlevel.checkpoint()
-            return [None for _ in orders]
+            return [None for _ in settlements]
 
     queue = StageQueue(StageBroker(), [b"x"], link=Rude)
     async with open_runtime(Subscription(queue, answers(RetryAfter(9.0))), grace=1.0, goodbye=2.0) as runtime:

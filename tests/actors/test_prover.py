@@ -26,9 +26,9 @@ class ProvingLink(StageLink):
         super().__init__(queue)
         self._peer = tests
 
-    async def settle(self, orders: Sequence[Settlement]) -> Sequence[Verdict]:
-        verdicts = await super().settle(orders)
-        self._peer.heard += [order.received.delivery.body for order in orders]
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
+        verdicts = await super().settle(settlements)
+        self._peer.heard += [order.received.delivery.body for order in settlements]
         return verdicts
 
     async def flush(self) -> None:
