@@ -63,7 +63,10 @@ class LeaseKeeper:
         held = self._held()
         if not held:
             return
-        with trio.move_on_at(trio.current_time() + self._margin if late else self._earliest() - self._margin):
+        deadline = self._earliest() - self._margin
+        if late or deadline == math.inf:  # all are at their end: what is ordered, or waits to be said again
+            deadline = trio.current_time() + self._margin
+        with trio.move_on_at(deadline):
             try:
                 lost = await link.extend(held)
             except CallBroken as error:

@@ -4,6 +4,7 @@
 
 # pyright: reportPossiblyUnboundVariable=false
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,11 +12,24 @@ import trio
 
 from actors import Subscription, open_runtime
 from actors.lease_keeper import margin
+from links.abc import Received
+from links.errors import NotApplied
 from links.memory import MemoryBroker
 from settlement import Ack, Copies, Delivery, Outcome, Plan, Policy, Retry, RetryAfter, Wait
 from settlement.ledger import Line
 from settlement.policy import Ending
-from tests.actors.scenery import HANGS, Clock, StageBroker, StageQueue, acked, answers, lines, numbered, stored
+from tests.actors.scenery import (
+    HANGS,
+    Clock,
+    StageBroker,
+    StageLink,
+    StageQueue,
+    acked,
+    answers,
+    lines,
+    numbered,
+    stored,
+)
 
 
 @pytest.mark.parametrize(
@@ -279,3 +293,21 @@ async def test_the_keeper_sleeps_whatever_the_rounding(lease: float, after: floa
     assert not spinning.cancelled_caught
     assert cancelled[:10] == pytest.approx([after + n * lease - margin(lease) for n in range(1, 11)])
     assert lines(runtime.ledger("q")) == {"received": 10, "superseded": 10}
+
+
+async def test_a_renewal_of_what_has_lapsed_has_a_deadline_too(autojump_clock: Clock) -> None:
+    """DESIGN 3.4: each `extend` has a deadline, also where all that is held has lapsed and waits to be said."""
+    calls: list[float] = []
+
+    class Counted(StageLink):
+        async def extend(self, held: Sequence[Received[bytes]]) -> Sequence[Received[bytes]]:
+            calls.append(trio.current_time())
+            return await super().extend(held)
+
+    refused = [NotApplied("no")] * 9
+    queue = StageQueue(StageBroker(), [b"x"], lease=9.0, extending=HANGS, verdicts=refused, link=Counted)
+    with trio.move_on_after(40.0):
+        async with open_runtime(Subscription(queue, answers())):
+            await trio.sleep_forever()
+    assert len(calls) > 6
+    assert calls[-1] > 30.0
