@@ -21,6 +21,8 @@ from settlement.ledger import Line
 
 __all__ = ["Holder", "InFlight"]
 
+_GONE: Any = object()
+
 
 class Holder(Protocol):
     """Who works on a delivery: a worker, or a before-step task."""
@@ -96,7 +98,8 @@ class InFlight:
 
     def proved(self, line: Line, batch: Sequence[Received[Any]]) -> None:
         """These have ended in `line`, but for those that the other side took back before it saw what was said."""
-        self.ended(line, [received for received in batch if received in self.open])
+        take = self.open.pop
+        self._books.ended(line, [received for received in batch if take(received, _GONE) is not _GONE])
 
     def leave(self, received: Received[Any], line: Line | None = None) -> None:
         """Nothing is said for this one (it ends in `line`, else in `rest`), and nobody here works on it any more."""

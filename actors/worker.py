@@ -327,7 +327,8 @@ class SingleWorker(Worker):
         Returns a delivery that was taken and not begun.
         """
         handler, together, drain = self._handler, not self._settler.alone, self._drain.requested
-        opened, decide, policy = self._in_flight.open, self._source.decide, self._policy
+        opened, decide, policy, keeper = self._in_flight.open, self._source.decide, self._policy, self._keeper
+        undecoded = self._subscription.decode is None
         delivery = self._decoded(received)
         called: tuple[object, Exception | None] | None = None
         plan: Plan[Any] | None = None
@@ -357,10 +358,11 @@ class SingleWorker(Worker):
                 following = backlog.take() or await backlog.until_ready()
                 if following is None or drain.is_set():
                     return following
-                if not self._ours(following):
-                    return None
+                if following not in opened or (keeper is not None and keeper.expired(following)):
+                    return following  # `_ours` says no, and what becomes of it
                 received = following
-                delivery = self._decoded(received)
+                usual = undecoded and received.unreadable is None
+                delivery = received.delivery if usual else self._decoded(received)
         if isinstance(delivery, Ended):
             await self._carry_out([delivery], wake)
         elif self._current:  # else the grace ended while it waited for the next one

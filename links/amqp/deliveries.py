@@ -55,7 +55,7 @@ def received(
             key,
             arrival,
         )
-        handed.append(Received(delivery, arrival, unreadable=unreadable))
+        handed.append(Received(delivery, arrival, None, False, unreadable))
     return handed
 
 

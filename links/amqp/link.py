@@ -127,10 +127,15 @@ class AmqpLink(Link[bytes]):
         """
         self._check()
         receiver, held = self._receiver, self._held
-        arrivals: list[Arrival] = [settlement.received.token for settlement in settlements]
-        for arrival in arrivals:
+        arrivals: list[Arrival] = []
+        accepted = True
+        for settlement in settlements:
+            arrival = settlement.received.token
             held.pop(arrival, None)
-        if all(type(settlement.plan.verb) is Accepted for settlement in settlements):
+            arrivals.append(arrival)
+            if type(settlement.plan.verb) is not Accepted:
+                accepted = False
+        if accepted:
             said = receiver.accept_all(arrivals)
         else:
             wall, settle = time.time(), receiver.settle

@@ -44,6 +44,9 @@ _NULL, _TRUE, _LONG_TRUE = b"\x40", b"\x41", b"\x56\x01"
 _HEADER = 8
 _SMALLEST = 11
 """With so many bytes a frame tells its performative; a heartbeat at the end is looked at with what follows."""
+_PERFORMATIVE: Final = struct.Struct(">IBBHBBB").unpack_from
+"""A frame's header, and the descriptor of its performative in its usual form, `_SHORT`."""
+_SHORT: Final = 0x53
 _AMQP: Final = int.from_bytes(b"AMQP", "big")
 _WATCHED: Final = frozenset({BEGIN, ATTACH, FLOW})
 _HANDLE, _DELIVERY_COUNT, _CREDIT, _DRAIN, _ECHO = 4, 5, 6, 8, 9
@@ -119,15 +122,14 @@ class FramePicker:
             data = self._kept + data
         at, size = self._skip, len(data)
         while size - at >= _SMALLEST:
-            length = int.from_bytes(data[at : at + 4], "big")
+            length, offset, _, channel, constructor, descriptor, code = _PERFORMATIVE(data, at)
             if length == _AMQP:  # a protocol header
                 length = _HEADER
-            elif length >= _SMALLEST and data[at + 10] in _WATCHED and data[at + 4] == 2:  # noqa: PLR2004 -- 8 bytes
+            elif code in _WATCHED and length >= _SMALLEST and offset == 2:  # noqa: PLR2004 -- words, 8 bytes
                 if size - at < length:
                     break
-                if data.startswith(b"\x00\x53", at + _HEADER):
-                    channel = (data[at + 6] << 8) | data[at + 7]
-                    found.append(Frame(channel, data[at + 10], data, at, at + _HEADER, at + length))
+                if not constructor and descriptor == _SHORT:
+                    found.append(Frame(channel, code, data, at, at + _HEADER, at + length))
             at += max(length, _HEADER)
         self._skip, self._kept = (at - size, b"") if at >= size else (0, data[at:])
         return found

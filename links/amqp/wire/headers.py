@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from links.amqp.wire.values import LIST, element, items, opened, text
+from links.amqp.wire.values import LIST, STRING, element, items, opened, text
 from settlement.attempts import header_count
 
 __all__ = ["GROUP_ID", "WELL_KNOWN", "Headers", "copies", "field", "identity"]
@@ -34,9 +34,15 @@ def identity(raw: bytes, properties: int) -> tuple[str | None, str | None]:
     """The message id and the group-id; None: not set."""
     if not properties:
         return None, None
-    count, first, _ = opened(raw, properties, LIST)
-    name = text(raw, first) if count else None
-    key = field(raw, properties, GROUP_ID) if count > GROUP_ID else None
+    if raw[properties] == LIST and raw[properties + 1]:  # as `opened`, without a call: most are such
+        count, first = raw[properties + 2], properties + 3
+    else:
+        count, first, _ = opened(raw, properties, LIST)
+    name = key = None
+    if count:
+        name = raw[first + 2 : first + 2 + raw[first + 1]] if raw[first] == STRING else text(raw, first)
+        if count > GROUP_ID:
+            key = field(raw, properties, GROUP_ID)
     return (
         None if name is None else name.decode(errors="backslashreplace"),
         None if key is None else key.decode(errors="backslashreplace"),

@@ -175,16 +175,21 @@ def opened(raw: bytes, at: int, code: int) -> tuple[int, int, int]:
 
 def check(raw: bytes, at: int, code: int) -> int:
     """See that the list or map at `at` holds as many values as it says; gives where it ends. Raises `Undecodable`."""
-    count, at, end = opened(raw, at, code)
+    if raw[at] == code and (size := raw[at + 1]):  # as `opened`, without a call: most are such
+        count, at, end = raw[at + 2], at + 3, at + 2 + size
+    else:
+        count, at, end = opened(raw, at, code)
+    left = count
     try:
-        for _ in range(count):
+        while left:
             width = _WIDTHS[raw[at]]
-            if width > 0:
-                at += width
-            elif width == _SIZED:
+            if width == _SIZED:
                 at += 2 + raw[at + 1]
+            elif width > 0:
+                at += width
             else:
                 at = skip(raw, at, end)
+            left -= 1
     except IndexError:
         at = -1
     except Undecodable:
