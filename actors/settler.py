@@ -21,7 +21,7 @@ from actors.events import log
 from actors.in_flight import InFlight
 from actors.messages import Said
 from actors.repeater import Repeater
-from links.abc import Link, Received, Settlement
+from links.abc import Link, Settlement
 from links.errors import AlreadySettled, LeaseLost, NotApplied, SettlementError, SettlementUnknown
 from settlement.ledger import Line
 
@@ -112,15 +112,13 @@ class Settler:
             self._said.send_nowait(said)
 
     def _all_done(self, settlements: Sequence[Settlement], lines: Said) -> None:
-        """As `_done`, for many that are mostly of one line."""
-        line, batch = Line.ACKED, list[Received[Any]]()
-        for settlement in settlements:
-            plan = settlement.plan
-            if plan.line is not line or not batch:
-                line, batch = plan.line, lines.setdefault(plan.line, [])
-            batch.append(settlement.received)
-            if plan.after:
-                self._in_flight.owe(settlement)
+        """As `_done`, for many that are mostly of one plan."""
+        plan = settlements[0].plan
+        if not plan.after and all(settlement.plan is plan for settlement in settlements):
+            lines.setdefault(plan.line, []).extend([settlement.received for settlement in settlements])
+        else:
+            for settlement in settlements:
+                self._done(settlement, lines)
 
     def _done(self, settlement: Settlement, lines: Said) -> None:
         lines.setdefault(settlement.plan.line, []).append(settlement.received)

@@ -31,6 +31,7 @@ def received(
     """
     handed: list[Received[bytes]] = []
     retry = retry_header.encode()
+    shortest = len(retry)
     for number, arrival in enumerate(arrivals, before + 1):
         raw, unreadable = arrival.raw, None
         if (usual := quick(raw)) is not None:
@@ -42,7 +43,9 @@ def received(
             end = len(raw)
         if not counts and unreadable is None:
             count = None
-        copied = copies(raw, named, retry_header) if named and raw.find(retry, named, end) >= 0 else 0
+        copied = 0
+        if named and end - named > shortest and raw.find(retry, named, end) >= 0:
+            copied = copies(raw, named, retry_header)
         name, key = identity(raw, properties)
         delivery = made(
             body,

@@ -136,21 +136,21 @@ class AmqpLink(Link[bytes]):
             if type(settlement.plan.verb) is not Accepted:
                 accepted = False
         if accepted:
-            said = receiver.accept_all(arrivals)
+            unsaid = receiver.accept_all(arrivals)
         else:
             wall, settle = time.time(), receiver.settle
-            said = [
-                settle(arrival, disposition(settlement.plan.verb, wall))
+            unsaid = [
+                arrival
                 for arrival, settlement in zip(arrivals, settlements, strict=True)
+                if not settle(arrival, disposition(settlement.plan.verb, wall))
             ]
         if not self._stopped:
             receiver.grant(len(settlements))
-        if all(said):
-            return [None] * len(said)
-        return [
-            None if is_said else self._unsaid(settlement, arrival)
-            for is_said, arrival, settlement in zip(said, arrivals, settlements, strict=True)
-        ]
+        verdicts: list[Verdict] = [None] * len(arrivals)
+        for arrival in unsaid:
+            index = arrivals.index(arrival)
+            verdicts[index] = self._unsaid(settlements[index], arrival)
+        return verdicts
 
     def _unsaid(self, settlement: Settlement, arrival: Arrival) -> Verdict:
         what = f"{self._source}: delivery {settlement.received.delivery.id}"

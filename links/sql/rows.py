@@ -9,7 +9,7 @@ from links.abc import Received
 from links.sql.headers import dump_row, load
 from links.sql.table import Table
 from settlement.attempts import attempt, header_count
-from settlement.delivery import NO_HEADERS, Delivery
+from settlement.delivery import NO_HEADERS, Delivery, made
 
 __all__ = ["BadText", "Row", "RowReader", "Token", "name_of"]
 
@@ -92,14 +92,14 @@ class RowReader(Generic[R]):
         else:  # the header counts, as where there is no such column (S-4.9)
             before = attempt(header_count(headers), None)
             unreadable = ValueError(f"the attempt is no whole number: {count!r} after this claim")
-        delivery: Delivery[R] = Delivery(
-            body=body,
-            message=message,
-            headers=headers,
-            attempt=before,
-            redelivery_count=redeliveries,
-            source=self._source,
-            id=name_of(key),
-            key=None if partition is None else name_of(partition),
+        delivery: Delivery[R] = made(
+            body,
+            message,
+            headers,
+            before,
+            redeliveries,
+            self._source,
+            name_of(key),
+            None if partition is None else name_of(partition),
         )
-        return Received(delivery, (key, until, count), expires, unreadable=unreadable)
+        return Received(delivery, (key, until, count), expires, False, unreadable)

@@ -305,6 +305,31 @@ async def test_a_row_whose_settlement_failed_is_kept_and_settled_again(tmp_path:
     assert bodies_of(database, "nowhere") == [b"bad"]
 
 
+async def test_of_many_that_are_finished_one_was_lost(tmp_path: Path) -> None:
+    """S-3.6: its verdict says so; the others are finished, each once."""
+    database = Database(tmp_path / "q.db").create()
+    database.add(b"a", b"lost", b"b")
+    async with open_link(database.broker().queue(database.table())) as link:
+        received = await link.receive(3)
+        database.run("UPDATE jobs SET locked_until = locked_until + 1 WHERE payload = ?", b"lost")
+        verdicts = await link.settle([say(each, Finish()) for each in received])
+        assert [type(verdict) for verdict in verdicts] == [type(None), LeaseLost, type(None)]
+    assert [row["payload"] for row in database.rows()] == [b"lost"]
+
+
+async def test_of_many_that_are_finished_the_table_refuses_some(tmp_path: Path) -> None:
+    """S-3.6: nothing but what was said stands there, and who was refused keeps the lease."""
+    database = Database(tmp_path / "q.db", marks=True).create()
+    database.run("CREATE UNIQUE INDEX one_a_time ON jobs (processed_at)")
+    database.add(b"a", b"b", b"c")
+    async with open_link(database.broker().queue(database.table())) as link:
+        received = await link.receive(3)
+        verdicts = await link.settle([say(each, Finish()) for each in received])
+        assert [type(verdict) for verdict in verdicts] == [type(None), NotApplied, NotApplied]
+        held = [(row["processed_at"] is None, row["locked_until"]) for row in database.rows()]
+        assert held == [(False, None), (True, received[1].token[1]), (True, received[2].token[1])]
+
+
 async def test_a_trigger_that_ends_the_transaction_harms_no_other(tmp_path: Path) -> None:
     """A statement that rolls back everything is carried out again alone; the others are settled all the same."""
     database = Database(tmp_path / "q.db").create()

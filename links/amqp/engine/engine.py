@@ -331,20 +331,19 @@ class Engine:
         lib.pn_delivery_settle(pointer)
         return True
 
-    def accept_all(self, arrivals: Iterable[Arrival]) -> list[bool]:
-        """As `settle` with *accepted*, for many: what it says of each."""
+    def accept_all(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+        """As `settle` with *accepted*, for many: those for which nothing was said."""
         update, settle = lib.pn_delivery_update, lib.pn_delivery_settle
-        said: list[bool] = []
+        unsaid: list[Arrival] = []
         for arrival in arrivals:
             pointer = arrival.pointer
             if pointer is None or not arrival.link.alive:
-                said.append(False)
-                continue
-            arrival.pointer = None
-            update(pointer, _ACCEPTED)
-            settle(pointer)
-            said.append(True)
-        return said
+                unsaid.append(arrival)
+            else:
+                arrival.pointer = None
+                update(pointer, _ACCEPTED)
+                settle(pointer)
+        return unsaid
 
     def concede(self, arrival: Arrival) -> None:
         """The sender has said what becomes of this delivery: settle it as it says; nothing, where it is dead."""

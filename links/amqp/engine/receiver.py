@@ -79,11 +79,11 @@ class Receiver(LinkEnd):
             self.driver.kick()
         return said
 
-    def accept_all(self, arrivals: Sequence[Arrival]) -> list[bool]:
-        """As `settle` with *accepted*, for many."""
-        said = self.driver.engine.accept_all(arrivals)
+    def accept_all(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """As `settle` with *accepted*, for many: those for which nothing was said."""
+        unsaid = self.driver.engine.accept_all(arrivals)
         self.driver.kick()
-        return said
+        return unsaid
 
     def concede(self, arrival: Arrival) -> None:
         """Settle a delivery as the peer has said itself."""

@@ -17,6 +17,7 @@ from links.sql.sqlite.codes import BINDING, is_busy, is_fatal
 from links.sql.sqlite.insert import SqliteInserter
 from links.sql.sqlite.lease import Ignored, SqliteLease
 from links.sql.table import Table
+from settlement.sql import Finish
 
 __all__ = ["SqliteWork", "Work"]
 
@@ -174,9 +175,27 @@ class _Settle(_Each[Saying]):
 
     def run(self, connection: sqlite3.Connection, now: int) -> None:
         """Say each verb; one that fails is one verdict. The claim comes last, so it may find what was put back."""
-        super().run(connection, now)
+        if not self._all_finished(connection, now):
+            super().run(connection, now)
         if self._ahead is not None:
             self._ahead.run(connection, now)
+
+    def _all_finished(self, connection: sqlite3.Connection, now: int) -> bool:
+        """Where all are *finish*, and none is lost, one call says them."""
+        items = self.job.items
+        if len(items) == 1 or any(type(item.verb) is not Finish for item in items):
+            return False
+        try:
+            finished = self.form.finish_all(connection, now, [item.received.token for item in items])
+        except BINDING as error:
+            if not _is_its_own(error, connection):
+                raise
+            return False
+        if finished:
+            self.job.error = None
+            for item in items:
+                item.verdict = None
+        return finished
 
     def one(self, item: Saying, connection: sqlite3.Connection, now: int) -> None:
         item.verdict = None
