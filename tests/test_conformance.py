@@ -124,7 +124,9 @@ SQLITE_SHAPES = {
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("check", CHECKS, ids=str)
-@pytest.mark.parametrize("shape", SQLITE_SHAPES)
+@pytest.mark.parametrize(
+    "shape", ["tables", *(pytest.param(name, marks=pytest.mark.slow) for name in ("groups", "bare"))]
+)
 async def test_sqlite_conforms(shape: str, check: Check, tmp_path: Path) -> None:
     await check(SQLITE_SHAPES[shape](tmp_path / "queues.db"))
 

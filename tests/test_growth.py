@@ -15,10 +15,10 @@ from actors import Subscription, open_runtime
 from links.memory import MemoryBroker
 from settlement import Ack, Delivery, Letter, Outcome, Retry
 
-pytestmark = pytest.mark.memory
+pytestmark = [pytest.mark.memory, pytest.mark.slow]
 
 FIRST = 20_000
-LAST = 40_000 if os.environ.get("SETTLEMENT_TESTS") == "fast" else 200_000
+LAST = 200_000
 BOUND = 10 * 2**20
 BLOCK = 1_000
 

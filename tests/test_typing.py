@@ -51,6 +51,7 @@ def pyright() -> dict[str, dict[int, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_right_uses_are_accepted_and_wrong_ones_refused(checker: str) -> None:
     """No error in right.py, and an error on exactly the marked lines of wrong.py."""

@@ -146,10 +146,9 @@ class LeaseLink(Link[R]):
         for received in job.received:
             self._rows.hold(received)
         self._full = job.error is None and job.full
-        again = self._passed.learn(job)
-        for moment in again or ():
+        for moment in self._passed.learn(job):
             self._wakes.wake_at(moment)
-        if again is None or self._full or job.error is not None:
+        if self._full or job.error is not None:
             self._wakes.wake()
         if job.orphan:
             self._let_go(job.received)

@@ -59,17 +59,18 @@ class PassedOver:
         now = trio.current_time()
         return frozenset([row for row, passed in self._rows.items() if now < passed.until])
 
-    def learn(self, claim: Claim) -> list[float] | None:
-        """From what became of a claim: when to look again for those that failed, on trio's clock.
+    def learn(self, claim: Claim) -> list[float]:
+        """From what became of a claim: when to look again, on trio's clock.
 
-        None: so many rows failed that the claim did not come to the end, so look on at once. Too many to be remembered
-        are looked at when the queue is polled.
+        For each that failed, and at once where so many failed that the claim did not come to the end: what is passed
+        over now stands no longer in front of the rest. Too many to be remembered are looked at when the queue is
+        polled.
         """
         if not self._rows and not claim.passing.failed:
             if claim.error is None and not self._well:
                 self._tell()
             return []
-        passing, known = claim.passing, len(self._rows)
+        passing = claim.passing
         again = [until for row, why in passing.failed.items() if (until := self._failed(row, why)) is not None]
         if claim.error is None:
             for row in claim.rows:
@@ -79,7 +80,9 @@ class PassedOver:
                     del self._rows[row]
         if self._rows or claim.error is None:
             self._tell()
-        return None if passing.enough and len(self._rows) > known else again
+        if passing.enough and again:
+            again.append(trio.current_time())
+        return again
 
     def _failed(self, row: Any, why: BaseException) -> float | None:
         before = self._rows.get(row)

@@ -17,6 +17,7 @@ from links.amqp.engine.events import Closed, Failed
 from links.amqp.engine.settings import Settings
 from links.amqp.wire.frames import ATTACH, BEGIN, DISPOSITION, FLOW, TRANSFER, packed, uint
 from links.amqp.wire.values import LIST, compound, string, variable
+from tests.weather.schedule import sized
 
 pytestmark = pytest.mark.amqp
 
@@ -108,7 +109,7 @@ def dented(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=sized(fast=100, full=400, long=400), deadline=None)
 @given(dented(), st.integers(1, 200))
 def test_no_bytes_raise_from_the_accepting_engine(data: bytes, piece: int) -> None:
     """Whatever comes, in whatever pieces, the engine raises nothing: it goes on, or says why it does not."""

@@ -16,7 +16,7 @@ from links.amqp import AmqpBroker, EmbeddedBroker
 from links.amqp.wire.messages import encode
 from settlement import Ack, Delivery, Letter, Outcome, Retry
 
-pytestmark = pytest.mark.amqp
+pytestmark = [pytest.mark.amqp, pytest.mark.slow]
 
 FIRST = 10_000
 BOUND = 4 * 2**20

@@ -13,10 +13,11 @@ from links.amqp.wire.sections import split, walk
 from links.amqp.wire.values import Timestamp, Undecodable, items, skip
 from settlement.attempts import RETRY_HEADER
 from settlement.delivery import Letter
+from tests.weather import schedule
 
 pytestmark = pytest.mark.amqp
 
-many = settings(database=None, deadline=None, max_examples=100)
+many = settings(database=None, deadline=None, max_examples=schedule.sized(fast=30, full=100, long=100))
 
 NONE = b"\x40"
 

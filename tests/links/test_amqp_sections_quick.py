@@ -17,10 +17,11 @@ from links.amqp.wire.values import Undecodable
 from settlement.attempts import RETRY_HEADER
 from settlement.delivery import Delivery, Letter, decoded
 from tests.links.test_amqp_sections_laws import letters, messages
+from tests.weather.schedule import sized
 
 pytestmark = pytest.mark.amqp
 
-many = settings(database=None, deadline=None, max_examples=300)
+many = settings(database=None, deadline=None, max_examples=sized(fast=50, full=300, long=300))
 
 HEADER = bytes.fromhex("005370c0060542404041 43")
 COUNTED = bytes.fromhex("005370c007054240404152 07")

@@ -24,9 +24,10 @@ from settlement.ledger import Line
 from settlement.outcomes import Ack, Drop, Retry, RetryAfter
 from settlement.plans import CapReached, Plan, Publish, Wait
 from settlement.policy import DeadLetter, Ending, Policy
+from tests.weather.schedule import sized
 
 some = settings(database=None, deadline=None, max_examples=20)
-many = settings(database=None, deadline=None, max_examples=150)
+many = settings(database=None, deadline=None, max_examples=sized(fast=50, full=150, long=150))
 
 HEADER = "x-ruststream-retry-count"
 DEAD = "dead"

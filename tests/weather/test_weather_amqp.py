@@ -159,6 +159,7 @@ MISTAKES = {name: each for name, each in (mistakes.MISTAKES | OWN).items() if na
 """The peer does not answer a verb: nothing is *not applied* here."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_planted_mistake_is_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests can fail."""

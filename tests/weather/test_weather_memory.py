@@ -24,6 +24,7 @@ def test_weather(seed: int) -> None:
     run_seed(MemoryWorld, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_planted_mistake_is_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests can fail."""
