@@ -38,7 +38,11 @@ def _name(name: str) -> str:
 
 @attrs.frozen
 class Address:
-    """An address. A `Destination` by its name. Raises `ValueError` for an empty one."""
+    """An address. A `Destination` by its name. Raises `ValueError` for an empty one.
+
+    Attributes:
+        name: How it is spelled: 1 character or more, Unicode without NUL.
+    """
 
     name: str = attrs.field(converter=_name)
 
@@ -61,7 +65,11 @@ class Address:
 
 @attrs.frozen
 class Queue(Address):
-    """A queue by its name."""
+    """A queue by its name.
+
+    Attributes:
+        name: Its name as it is, not percent-encoded: 1 character or more, Unicode without NUL.
+    """
 
     def on(self, peer: Peer) -> Terminus:
         """As `Address.on`."""
@@ -77,7 +85,11 @@ class Queue(Address):
 
 @attrs.frozen
 class Topic(Address):
-    """A topic: each link that takes from it gets every message (RabbitMQ 4 has none to take from)."""
+    """A topic: each link that takes from it gets every message (RabbitMQ 4 has none to take from).
+
+    Attributes:
+        name: Its address, which goes out as it stands: 1 character or more, Unicode without NUL.
+    """
 
     def on(self, peer: Peer) -> Terminus:  # noqa: ARG002
         """As `Address.on`."""
@@ -86,7 +98,11 @@ class Topic(Address):
 
 @attrs.frozen
 class Raw(Address):
-    """An address that goes out as it stands, such as RabbitMQ's `/exchanges/<exchange>/<key>`."""
+    """An address that goes out as it stands, such as RabbitMQ's `/exchanges/<exchange>/<key>`.
+
+    Attributes:
+        name: The address, percent-encoded where the peer wants it so: 1 character or more, Unicode without NUL.
+    """
 
     def queue(self, peer: Peer) -> str | None:
         """As `Address.queue`."""

@@ -179,14 +179,18 @@ class Management:
 
 @attrs.frozen
 class Answer:
-    """What the broker said."""
+    """What the broker said.
+
+    Attributes:
+        status: That of HTTP, 100 to 599.
+        fields: A map of the body, and in it `arguments` as a map; what else is no single value is an `Other`. Empty
+            where the body is no map.
+        reason: The body where it is a text; else empty.
+    """
 
     status: int
-    """That of HTTP."""
     fields: Mapping[str, object]
-    """A map of the body, and in it `arguments` as a map; what else is no single value is an `Other`."""
     reason: str
-    """The body where it is a text."""
 
 
 def request(number: str, verb: str, path: str, fields: Mapping[str, object] | None) -> bytes:

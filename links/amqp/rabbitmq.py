@@ -35,11 +35,15 @@ _FIRST_COUNTING_CLASSIC: Final = (4, 3)
 
 @attrs.frozen
 class Peer:
-    """Who is at the other end of a connection, by its own word."""
+    """Who is at the other end of a connection, by its own word.
+
+    Attributes:
+        product: What it is, such as `RabbitMQ`; empty, the default: it does not say.
+        release: Its version as it says it, such as `4.3.6`; empty, the default: it does not say.
+    """
 
     product: str = ""
     release: str = ""
-    """Its version as it says it, such as `4.3.6`."""
 
     @classmethod
     def of(cls, properties: Mapping[str, object]) -> Peer:
@@ -76,16 +80,22 @@ class Peer:
 
 @attrs.frozen
 class QueueInfo:
-    """What RabbitMQ says of one of its queues. Its policies stand in none of it: `/management` does not show them."""
+    """What RabbitMQ says of one of its queues. Its policies stand in none of it: `/management` does not show them.
+
+    Attributes:
+        name: Its name.
+        kind: `quorum`, `classic`, `stream`, or what a plugin calls its own; empty: not said.
+        arguments: Those that it was declared with, such as `x-delivery-limit`.
+        delivery_limit: After so many failed deliveries, 0 or more, and one more, the broker discards a message, or
+            dead-letters it; None: never.
+        dead_letter: Where the broker puts what is rejected or over the limit, in words; None: it is gone.
+    """
 
     name: str
     kind: str
-    """`quorum`, `classic`, `stream`, or what a plugin calls its own."""
     arguments: Mapping[str, object]
     delivery_limit: int | None
-    """After so many failed deliveries, and one more, the broker discards a message, or dead-letters it; None: never."""
     dead_letter: str | None
-    """Where the broker puts what is rejected or over the limit, in words; None: it is gone."""
 
 
 def queue_info(answer: Mapping[str, object]) -> QueueInfo:

@@ -26,14 +26,19 @@ _OFFSET: Final = "x-stream-offset"
 
 @attrs.frozen(eq=False)
 class Unlearned:
-    """One queue, of one life of the connection."""
+    """One queue, of one life of the connection.
+
+    Attributes:
+        life: That life: it asks the management.
+        queue: The name of that queue.
+        learned: Hears what the queue is like. Raises `LinkRefused` where such a queue is none to take from.
+        named: Makes of a refusal one that names the subscription.
+    """
 
     life: ConnectionLife
     queue: str
     learned: Callable[[QueueInfo], None]
-    """Raises `LinkRefused` where such a queue is none to take from."""
     named: Callable[[LinkRefused], LinkRefused]
-    """A refusal that names the subscription."""
 
     async def ask(self) -> bool:
         """Ask until there is an answer, each 5 s or later; False: the connection is over.

@@ -35,14 +35,21 @@ _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 @attrs.frozen
 class Target:
-    """Where a URL leads to, and what it says of who comes."""
+    """Where a URL leads to, and what it says of who comes.
+
+    Attributes:
+        tls: By TLS: the scheme is `amqps`.
+        host: A name or an address; of IPv6 without brackets.
+        port: 1 to 65535; where the URL says none, 5672, or 5671 by TLS.
+        vhost: The virtual host's name; None, the default: the one that the peer takes for its own.
+        user: Percent-decoded, and in no repr; None, the default: the URL has none.
+        password: The same.
+    """
 
     tls: bool
     host: str
-    """A name or an address; of IPv6 without brackets."""
     port: int
     vhost: str | None = None
-    """The virtual host's name; None: the one that the peer takes for its own."""
     user: str | None = attrs.field(default=None, repr=False)
     password: str | None = attrs.field(default=None, repr=False)
 

@@ -44,7 +44,17 @@ class Outlet(Protocol):
 
 @attrs.define(eq=False)
 class Consumer:
-    """A link that takes messages from a queue."""
+    """A link that takes messages from a queue.
+
+    Attributes:
+        outlet: The connection that it is on.
+        link: Our end of it there, a sender.
+        queue: What it takes from; for a topic, a queue of its own.
+        address: What the client has attached to.
+        is_subscription: Is it a topic's? Then its queue ends with it.
+        unsettled: What was delivered and not settled, by number, as `Engine.send` returned it; empty at first.
+        draining: Does the client wait to be told that there is nothing more (part 2 §2.6.7)? False by default.
+    """
 
     outlet: Outlet
     link: LinkHandle
@@ -67,13 +77,17 @@ class Consumer:
 
 @attrs.frozen
 class SaidByClient:
-    """A disposition that a client sent."""
+    """A disposition that a client sent.
+
+    Attributes:
+        address: What its link is attached to.
+        disposition: What was said; None: settled without a word.
+        count: The delivery-count that the message was delivered with, 0 or more.
+    """
 
     address: str
     disposition: Disposition | None
-    """None: settled without one."""
     count: int
-    """The delivery-count that the message was delivered with."""
 
 
 class Exchange:

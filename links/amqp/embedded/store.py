@@ -27,24 +27,34 @@ _KEPT = 3
 
 @attrs.frozen
 class QueuePolicy:
-    """What a queue does with what it does not keep."""
+    """What a queue does with what it does not keep.
+
+    Attributes:
+        dead_letter: The queue that gets what is rejected, undeliverable, or over the limit; None, the default: it is
+            gone.
+        delivery_limit: How often a message may fail, 0 or more; one more, and it is dead-lettered. None, the default:
+            without end.
+    """
 
     dead_letter: str | None = None
-    """The queue that gets what is rejected, undeliverable, or over the limit; None: it is gone."""
     delivery_limit: int | None = None
-    """How often a message may fail; one more, and it is dead-lettered. None: without end."""
 
 
 @attrs.define(eq=False, order=False)
 class Message:
-    """A message in a queue."""
+    """A message in a queue.
+
+    Attributes:
+        raw: The encoded message, as it came.
+        position: Its place in the queue, from 0: smaller first.
+        count: How often it has failed: the delivery-count (part 3 §3.2.1); 0 by default.
+        returned: It was delivered before: the next one is not its first acquirer. False by default.
+    """
 
     raw: bytes
     position: int
     count: int = 0
-    """How often it has failed: the delivery-count."""
     returned: bool = False
-    """It was delivered before: the next one is not its first acquirer."""
 
     def encoded(self) -> bytes:
         """As it is delivered now."""

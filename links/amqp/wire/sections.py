@@ -206,7 +206,24 @@ def _counted(header: bytes) -> int:
 
 @attrs.frozen
 class Properties:
-    """The properties section (part 3 §3.2.4). What a field holds is its sender's word; its type is not checked."""
+    """The properties section (part 3 §3.2.4). What a field holds is its sender's word; its type is not checked.
+
+    Attributes:
+        message_id: The message's name: an unsigned number, a UUID, bytes or a text. None, the default here and below:
+            not set.
+        user_id: Who made the message: bytes.
+        to: The address that it goes to.
+        subject: What it is about: a text.
+        reply_to: The address that an answer goes to.
+        correlation_id: Which message it answers, as that one's `message_id` says.
+        content_type: The MIME type of its body: a `Symbol`.
+        content_encoding: What else was done to its body, such as `gzip`: a `Symbol`.
+        absolute_expiry_time: When it is worth nothing any more: a `Timestamp`, milliseconds since 1970.
+        creation_time: When it was made: a `Timestamp`, milliseconds since 1970.
+        group_id: The group that it belongs to: a text, a delivery's `key`.
+        group_sequence: Its place in the group: a number of 32 bits.
+        reply_to_group_id: The group that an answer belongs to: a text.
+    """
 
     message_id: Value = None
     user_id: Value = None
@@ -228,16 +245,23 @@ _FIELDS = len(attrs.fields(Properties))
 
 @attrs.define(eq=False)
 class Sections:
-    """A message as it came, and where its sections are."""
+    """A message as it came, and where its sections are.
+
+    Attributes:
+        raw: The whole message, encoded.
+        delivery_count: How often the broker says that it delivered before, 0 or more (part 3 §3.2.1); None: there is no
+            header section, it does not say.
+        properties_at: Where the list of the properties section begins, an offset into `raw`; 0, the default: there is
+            none.
+        named_at: Where the map of the application properties begins, likewise.
+    """
 
     raw: bytes
     delivery_count: int | None
-    """How often the broker says that it delivered before; None: there is no header section, it does not say."""
     _header: int = 0
     """Where the list of its fields begins; 0: there is none."""
     properties_at: int = 0
     named_at: int = 0
-    """Where the application properties begin."""
     _kind: int = 0
     """Of the body's first section."""
     _at: int = 0

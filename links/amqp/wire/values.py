@@ -60,11 +60,15 @@ class Timestamp(int):
 
 @attrs.frozen
 class Other:
-    """A value that is kept and not read: a list, a map, an array, a described value."""
+    """A value that is kept and not read: a list, a map, an array, a described value.
+
+    Attributes:
+        type: What it is, such as `list`, `described value`.
+        raw: Its bytes, with its constructor.
+    """
 
     type: str
     raw: bytes
-    """With its constructor."""
 
 
 Value: TypeAlias = bool | int | float | str | bytes | UUID | Decimal | Other | None
