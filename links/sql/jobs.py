@@ -121,19 +121,25 @@ class Held(Container[Any], Sized, Protocol):
 
 @attrs.define(eq=False)
 class Passing:
-    """The rows that one claim passes over, and those that it could not lease."""
+    """The rows that one claim passes over, and those that it could not lease.
+
+    Attributes:
+        held: The ids that this process holds. By the row's own lease they are not to be had; by a clock that was set
+            forward they are.
+        over: The ids of those that could not be leased a short while ago.
+        most: How many may fail; then the claim ends with what it has. 500 by default.
+        failed: Those that could not be leased now, by id, and why; empty at first.
+        singly: Did leasing several at once fail? Then each is leased by itself; also by the next try, if it ended this
+            one. False at first.
+        complete: Was every row that is due looked at? False at first.
+    """
 
     held: Held
-    """By the row's own lease they are not to be had; by a clock that was set forward they are."""
     over: frozenset[Any]
-    """Those that could not be leased a short while ago."""
     most: int = 500
-    """How many may fail; then the claim ends with what it has."""
     failed: dict[Any, BaseException] = attrs.Factory(dict[Any, BaseException])
     singly: bool = False
-    """Did leasing several at once fail? Then each is leased by itself; also by the next try, if it ended this one."""
     complete: bool = False
-    """Was every row that is due looked at?"""
 
     def passes(self, key: Any) -> bool:
         """Not this one?"""

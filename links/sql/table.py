@@ -40,26 +40,32 @@ def split(name: str) -> tuple[str, ...]:
 
 @attrs.frozen(init=False)
 class Table(Generic[R]):
-    """A queue table by its column roles; each value is a column's name, None where the table has no such column.
+    """A queue table by its column roles; each value is a column's name.
 
-    * `name`: `"table"` or `"schema.table"`; quoted wherever it is used.
-    * `id`: the key, one column, unique; orders the queue last. Recommended: INTEGER PRIMARY KEY AUTOINCREMENT.
-    * `payload`: the message's bytes. None is *row mode*: the message is the whole row, a `dict` by column name.
-    * `group`: several queues in one table; the value is the queue's name.
-    * `priority`: smaller first. NOT NULL: a column that may be NULL does not order, and one warning says so.
-    * `partition_key`: the delivery's `key`.
-    * `retry_after`: not visible before this time, by the column's declared type REAL (Unix seconds), INTEGER (Unix
-      microseconds) or TEXT (ISO 8601 in UTC with six decimals); NULL means due. Recommended: NOT NULL, the default now.
-    * `attempt`: the number of the next delivery, INTEGER NOT NULL DEFAULT 1: the first is 1, and NULL counts as 1.
-      A cap (`max_attempts`) needs it.
-    * `processed_at`: set when the row was finished, a time as retry_after; without it, finishing deletes the row.
-    * `locked_until`: the lease, a time as retry_after: NULL or past is free, otherwise it is the token of the delivery
-      in work. SQLite needs it.
-    * `headers`: a JSON object: values are texts, or `{"base64": …}` where they are not UTF-8.
-    * `generated`: columns that the database fills: left out of inserts.
+    None, the default of every role but `id`, says that the table has no such column.
 
     `ddl("sqlite")` is a table that fits. Raises `ValueError` for an empty name, a name such as "a.b.c", one column in
     two roles, or a generated column that plays no role.
+
+    Attributes:
+        name: `"table"` or `"schema.table"`; quoted wherever it is used.
+        id: The key, one column, unique; orders the queue last. Recommended: INTEGER PRIMARY KEY AUTOINCREMENT.
+        payload: The message's bytes. None, the default, is *row mode*: the message is the whole row, a `dict` by column
+            name.
+        group: Several queues in one table; the value is the queue's name.
+        priority: Smaller first. NOT NULL: a column that may be NULL does not order, and one warning says so.
+        partition_key: The delivery's `key`.
+        retry_after: Not visible before this time, by the column's declared type REAL (Unix seconds), INTEGER (Unix
+            microseconds) or TEXT (ISO 8601 in UTC with six decimals); NULL means due. Recommended: NOT NULL, the
+            default now.
+        attempt: The number of the next delivery, INTEGER NOT NULL DEFAULT 1: the first is 1, and NULL counts as 1. A
+            cap (`max_attempts`) needs it.
+        processed_at: Set when the row was finished, a time as retry_after; without it, finishing deletes the row.
+        locked_until: The lease, a time as retry_after: NULL or past is free, otherwise it is the token of the delivery
+            in work. SQLite needs it.
+        headers: A JSON object: values are texts, or `{"base64": …}` where they are not UTF-8.
+        generated: Columns that the database fills: left out of inserts. None of them by default; one may be given by
+            its name alone.
     """
 
     name: str

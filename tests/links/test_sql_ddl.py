@@ -141,13 +141,6 @@ def test_a_table_without_a_lease_has_no_ddl() -> None:
         Table("jobs", id="id").ddl("sqlite")
 
 
-def test_help_shows_what_each_field_means() -> None:
-    """The class docstring names every role, and cites no rule."""
-    said = Table.__doc__ or ""
-    for role in ("name", "id", "locked_until", "generated", *OPTIONAL):
-        assert f"* `{role}`:" in said
-
-
 # --- the index
 
 

@@ -27,7 +27,12 @@ __all__ = ["SqliteInserter"]
 
 @attrs.define(eq=False)
 class SqliteInserter:
-    """Inserts into one table, for one group."""
+    """Inserts into one table, for one group.
+
+    Attributes:
+        table: Which one.
+        group: Which of its groups; None: it has none.
+    """
 
     table: Table[Any]
     group: str | None

@@ -27,11 +27,15 @@ _NEWEST = 1000
 
 @attrs.frozen
 class SqliteLook:
-    """What was found."""
+    """What was found.
+
+    Attributes:
+        schema: The table's columns.
+        warnings: What is no reason to refuse: one line each.
+    """
 
     schema: SqliteSchema
     warnings: Sequence[str]
-    """What is no reason to refuse: one line each."""
 
 
 def inspect(

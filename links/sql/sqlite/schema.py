@@ -62,22 +62,27 @@ def undone(connection: sqlite3.Connection, name: str) -> Generator[None, None, N
 
 @attrs.frozen
 class SqliteColumn:
-    """One column, as `pragma table_xinfo` tells it."""
+    """One column, as `pragma table_xinfo` tells it.
+
+    Attributes:
+        name: As declared.
+        type: As declared, upper case; empty where none is.
+        default: The expression that the database evaluates where an insert leaves it out, as text; None: NULL.
+        required: NOT NULL, and no default.
+        nullable: May it be NULL?
+        computed: GENERATED ALWAYS: it cannot be inserted.
+        filled: Has it a default, or is it INTEGER PRIMARY KEY? Then it may be left out of an insert and is not NULL.
+        rowid: INTEGER PRIMARY KEY: SQLite gives it a value. Not so with DESC, and not WITHOUT ROWID.
+    """
 
     name: str
     type: str
-    """As declared, upper case."""
     default: str | None
-    """The expression that the database evaluates where an insert leaves it out, as text."""
     required: bool
-    """NOT NULL, and no default."""
     nullable: bool
     computed: bool
-    """GENERATED ALWAYS: it cannot be inserted."""
     filled: bool
-    """Has it a default, or is it INTEGER PRIMARY KEY? Then it may be left out of an insert and is not NULL."""
     rowid: bool
-    """INTEGER PRIMARY KEY: SQLite gives it a value. Not so with DESC, and not WITHOUT ROWID."""
 
     @property
     def textual(self) -> bool:
@@ -87,11 +92,15 @@ class SqliteColumn:
 
 @attrs.frozen
 class SqliteSchema:
-    """The columns of one table, by lower-case name: SQLite does not distinguish case."""
+    """The columns of one table, by lower-case name: SQLite does not distinguish case.
+
+    Attributes:
+        columns: Each by its name in lower case, in the table's order.
+        triggers: Are there triggers on the table? Then what was written may not be what is stored. False by default.
+    """
 
     columns: dict[str, SqliteColumn]
     triggers: bool = False
-    """Are there triggers on the table? Then what was written may not be what is stored."""
 
     def __getitem__(self, name: str) -> SqliteColumn:
         return self.columns[name.lower()]
