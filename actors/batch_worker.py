@@ -14,7 +14,7 @@ import trio
 from actors.backlog import Backlog
 from actors.events import log
 from actors.subscription import BatchSubscription
-from actors.worker import ACK, Ended, Worker
+from actors.worker import ACK, Answered, Worker
 from links.abc import Received
 from settlement.delivery import Delivery
 from settlement.outcomes import Retry, is_outcome, no_outcome
@@ -53,10 +53,10 @@ class BatchWorker(Worker):
 
     async def _handle(self, batch: list[Received[Any]], wake: trio.MemorySendChannel[None]) -> None:
         readable: list[tuple[Received[Any], Delivery[Any]]] = []
-        spoiled: list[Ended] = []
+        spoiled: list[Answered] = []
         for received in batch:
             delivery = self._decoded(received)
-            if isinstance(delivery, Ended):
+            if isinstance(delivery, Answered):
                 spoiled.append(delivery)
             else:
                 readable.append((received, delivery))
@@ -76,20 +76,22 @@ class BatchWorker(Worker):
         result, failure = called
         await self._carry_out(self._endings(held, result, failure), wake)
 
-    def _endings(self, held: list[Received[Any]], result: object, failure: Exception | None) -> list[Ended]:
+    def _endings(self, held: list[Received[Any]], result: object, failure: Exception | None) -> list[Answered]:
         """One ending for each element; a failure is answered for those that it is about. Raises as a worker."""
         # C-7.5
         results = [None] * len(held) if failure is not None else self._each(result, len(held))
         odd = [n for n, each in enumerate(results) if not (each is None or is_outcome(each))]
         failed = dict.fromkeys(range(len(held)) if failure is not None else odd)
-        endings = [Ended(received, cast("Ending", each or ACK)) for received, each in zip(held, results, strict=True)]
+        endings = [
+            Answered(received, cast("Ending", each or ACK)) for received, each in zip(held, results, strict=True)
+        ]
         if failed:
             name = self._subscription.name
             error = failure if failure is not None else no_outcome(results[odd[0]], name)
             deliveries = [held[n].delivery for n in failed]
             answers = self._answered_by(self._policy.failed, deliveries, error)
             for n, answer in zip(failed, answers, strict=True):
-                endings[n] = Ended(held[n], answer, error)
+                endings[n] = Answered(held[n], answer, error)
         return endings
 
     def _each(self, result: object, count: int) -> Sequence[object]:

@@ -34,7 +34,7 @@ from settlement.outcomes import Ack, is_outcome, no_outcome
 from settlement.plans import Plan, Wait
 from settlement.policy import Answer, Ending, FailFast
 
-__all__ = ["Ended", "SingleWorker", "Tools", "Worker"]
+__all__ = ["Answered", "SingleWorker", "Tools", "Worker"]
 
 ACK = Ack()
 
@@ -65,7 +65,7 @@ class Tools:
 
 
 @attrs.define(eq=False)
-class Ended:
+class Answered:
     """A delivery that was answered, by its handler or by the policy.
 
     Attributes:
@@ -133,7 +133,7 @@ class Worker:
         self._in_flight.leave(received, Line.SUPERSEDED)
         return False
 
-    def _decoded(self, received: Received[Any]) -> Delivery[Any] | Ended:
+    def _decoded(self, received: Received[Any]) -> Delivery[Any] | Answered:
         """The delivery for the handler, or the answer to its being undecodable. Raises `HandlerFailed`."""
         delivery, decode = received.delivery, self._subscription.decode
         error = received.unreadable
@@ -145,7 +145,7 @@ class Worker:
             except Exception as failure:  # noqa: BLE001 -- a decoder may raise anything; the policy answers (C-6.3)
                 error = failure
         answer = self._answered_by(self._policy.undecodable, [delivery], error, "cannot be decoded")[0]
-        return Ended(received, answer, error)
+        return Answered(received, answer, error)
 
     def _answered_by(
         self,
@@ -173,7 +173,7 @@ class Worker:
         log.error("%s: delivery %s %s, answered %s", name, ids(deliveries), what, said, exc_info=error)
         return answers
 
-    async def _carry_out(self, batch: Sequence[Ended], wake: trio.MemorySendChannel[None]) -> None:
+    async def _carry_out(self, batch: Sequence[Answered], wake: trio.MemorySendChannel[None]) -> None:
         """Have these endings decided, and order what is to be said: by one call where verbs are said alone.
 
         At concurrency 1 it waits until each verb was said, or its delivery is held. Cancellation: what was
@@ -182,9 +182,9 @@ class Worker:
         # DESIGN 3.1
         alone: list[Settlement] = []
         slots: list[trio.Event] = []
-        for ended in batch:
-            received = ended.received
-            plan = self._decide(ended)
+        for answered in batch:
+            received = answered.received
+            plan = self._decide(answered)
             if plan.before:
                 waits = isinstance(plan.before[0], Wait)
                 if waits and not await self._has_room(received, self._in_flight.hold):
@@ -209,11 +209,11 @@ class Worker:
         for slot in slots:
             await slot.wait()
 
-    def _decide(self, ended: Ended) -> Plan[Any]:
-        delivery = ended.received.delivery
-        plan = ended.plan or self._source.decide(ended.ending, delivery, self._policy)
+    def _decide(self, answered: Answered) -> Plan[Any]:
+        delivery = answered.received.delivery
+        plan = answered.plan or self._source.decide(answered.ending, delivery, self._policy)
         if not plan.plain:
-            self._books.decided(delivery, plan, ended.ending, ended.cause)
+            self._books.decided(delivery, plan, answered.ending, answered.cause)
         return plan
 
     async def _has_room(self, received: Received[Any], take: Callable[[Received[Any]], Awaitable[None]]) -> bool:
@@ -363,7 +363,7 @@ class SingleWorker(Worker):
                 received = following
                 usual = undecoded and received.unreadable is None
                 delivery = received.delivery if usual else self._decoded(received)
-        if isinstance(delivery, Ended):
+        if isinstance(delivery, Answered):
             await self._carry_out([delivery], wake)
         elif self._current:  # else the grace ended while it waited for the next one
             self._current = ()
@@ -384,8 +384,8 @@ class SingleWorker(Worker):
         if failure is None and result is not None and not is_outcome(result):
             failure = no_outcome(result, self._subscription.name)
         if failure is None:
-            ended = Ended(received, cast("Ending", result or ACK), None, plan)
+            answered = Answered(received, cast("Ending", result or ACK), None, plan)
         else:
             (answer,) = self._answered_by(self._policy.failed, [received.delivery], failure)
-            ended = Ended(received, answer, failure)
-        await self._carry_out([ended], wake)
+            answered = Answered(received, answer, failure)
+        await self._carry_out([answered], wake)
