@@ -15,7 +15,7 @@ from links.abc import Received
 from settlement.delivery import Delivery
 from settlement.ledger import CopiesLost, CopiesOwed, CopiesPublished, Ended, Entry, Ledger, Line, Took
 from settlement.outcomes import Drop
-from settlement.plans import DelayBeyondLease, Plan, Unsaid
+from settlement.plans import DelayBeyondLease, Plan, Unsayable
 from settlement.policy import Answer, Ending
 
 
@@ -30,7 +30,7 @@ class Books:
         self._troubled: dict[str, set[object]] = {}
         """Who has trouble with it."""
         self._tell = tell
-        self._unsaid: set[str] = set()
+        self._unsayable: set[str] = set()
 
     def took(self, received: Sequence[Received[Any]]) -> None:
         """These were taken over from the link."""
@@ -66,7 +66,7 @@ class Books:
     def decided(self, delivery: Delivery[Any], plan: Plan[Any], ending: Ending, cause: Exception | None) -> None:
         """Where a plan carries a notice, or ends the tries of a delivery: one log line, and events.
 
-        `cause`: the failure that was answered. *Unsaid* is one warning per outcome.
+        `cause`: the failure that was answered. *Unsayable* is one warning per outcome.
         """
         # DESIGN 6, Runtime
         why = ending.reason if isinstance(ending, Drop) else ""
@@ -89,10 +89,10 @@ class Books:
         match plan.notice:
             case DelayBeyondLease():
                 return logging.ERROR
-            case Unsaid(outcome) if outcome in self._unsaid:
+            case Unsayable(outcome) if outcome in self._unsayable:
                 return logging.DEBUG
-            case Unsaid(outcome):
-                self._unsaid.add(outcome)
+            case Unsayable(outcome):
+                self._unsayable.add(outcome)
                 return logging.WARNING
             case None:
                 return logging.INFO if plan.line is Line.DROPPED else logging.WARNING

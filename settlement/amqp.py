@@ -50,7 +50,7 @@ from settlement.delays import Copies, Hold, Native, Scheduled, Stored
 from settlement.delivery import Delivery, Destination, Letter
 from settlement.ledger import Line
 from settlement.outcomes import Ack, Drop, Retry, RetryAfter
-from settlement.plans import CapReached, DelayIgnored, Plan, Publish, Step, Unsaid, Wait
+from settlement.plans import CapReached, DelayIgnored, Plan, Publish, Step, Unsayable, Wait
 from settlement.policy import DeadLetter, Ending, Policy, Turn
 
 __all__ = [
@@ -160,9 +160,9 @@ class Facts:
 _ACK: Plan[Verb] = Plan(Line.ACKED, Accepted())
 _DROP: Plan[Verb] = Plan(Line.DROPPED, Rejected())
 _RETRY: Plan[Verb] = Plan(Line.RETRIED, Modified())
-_UNSAID_ACK: Plan[Verb] = Plan(Line.REFUSED, None, notice=Unsaid("Ack"))
-_UNSAID_DROP: Plan[Verb] = Plan(Line.REFUSED, None, notice=Unsaid("Drop"))
-_UNSAID_RETRY: Plan[Verb] = Plan(Line.REFUSED, None, notice=Unsaid("Retry"))
+_UNSAYABLE_ACK: Plan[Verb] = Plan(Line.REFUSED, None, notice=Unsayable("Ack"))
+_UNSAYABLE_DROP: Plan[Verb] = Plan(Line.REFUSED, None, notice=Unsayable("Drop"))
+_UNSAYABLE_RETRY: Plan[Verb] = Plan(Line.REFUSED, None, notice=Unsayable("Retry"))
 
 
 def decide(outcome: Ending, delivery: Delivery[Any], facts: Facts, policy: Policy) -> Plan[Verb]:
@@ -216,9 +216,9 @@ def _later(delay: float, delivery: Delivery[Any], facts: Facts, policy: Policy) 
 def _at_most_once(outcome: Ending, delivery: Delivery[Any], facts: Facts, policy: Policy) -> Plan[Verb]:
     match outcome:
         case Ack():
-            return _UNSAID_ACK
+            return _UNSAYABLE_ACK
         case Drop():
-            return _UNSAID_DROP
+            return _UNSAYABLE_DROP
         case DeadLetter():
             return _dead_letter_after(delivery, policy, None)
         case Retry() | RetryAfter():
@@ -232,7 +232,7 @@ def _at_most_once(outcome: Ending, delivery: Delivery[Any], facts: Facts, policy
                 case Turn.BACK if _needs_copy(delivery, policy):
                     return Plan(Line.RETRIED, None, after=(Publish(_copy(delivery, facts), facts.address),))
                 case Turn.BACK:
-                    return _UNSAID_RETRY
+                    return _UNSAYABLE_RETRY
 
 
 def _copied_later(delay: float, delivery: Delivery[Any], facts: Facts) -> Plan[Verb]:

@@ -25,7 +25,7 @@ __all__ = [
     "Publish",
     "Step",
     "TooLong",
-    "Unsaid",
+    "Unsayable",
     "Wait",
 ]
 
@@ -140,7 +140,7 @@ class TooLong:
 
 
 @attrs.frozen
-class Unsaid:
+class Unsayable:
     """At most once: the outcome cannot be said, the message was let go on arrival.
 
     Attributes:
@@ -176,7 +176,7 @@ class Outlived:
         )
 
 
-Notice: TypeAlias = CapReached | DelayIgnored | DelayBeyondLease | TooLong | Unsaid | Outlived
+Notice: TypeAlias = CapReached | DelayIgnored | DelayBeyondLease | TooLong | Unsayable | Outlived
 
 
 @attrs.frozen

@@ -23,7 +23,7 @@ from links.errors import LinkError
 from links.memory import MemoryBroker
 from settlement import Ack, Delivery, Letter, Outcome, Plan, Policy, Publish, Retry, RetryAfter, Wait
 from settlement.ledger import Ledger, Line
-from settlement.plans import Unsaid
+from settlement.plans import Unsayable
 from settlement.policy import Ending
 
 __all__ = [
@@ -106,7 +106,7 @@ def settled_on_arrival(outcome: Ending, delivery: Delivery[Any], _: Policy) -> P
         case RetryAfter(delay):
             return Plan(Line.DELAYED, None, after=(Wait(delay), Publish(Letter.of(delivery), delivery.source)))
         case _:
-            return Plan(Line.REFUSED, None, notice=Unsaid(type(outcome).__name__))
+            return Plan(Line.REFUSED, None, notice=Unsayable(type(outcome).__name__))
 
 
 # --- a transport that does as it is told

@@ -16,7 +16,7 @@ from settlement.delays import Copies, Hold, Native, Scheduled, Stored
 from settlement.delivery import Delivery, Letter
 from settlement.ledger import Line
 from settlement.outcomes import Ack, Drop, Retry, RetryAfter
-from settlement.plans import CapReached, DelayIgnored, Plan, Publish, Unsaid, Wait
+from settlement.plans import CapReached, DelayIgnored, Plan, Publish, Unsayable, Wait
 from settlement.policy import DeadLetter, Ending, Policy
 
 HEADER = "x-ruststream-retry-count"
@@ -320,7 +320,7 @@ LET_GO_STORED = Facts("/queues/orders", Stored(Elsewhere("waiting")), AT_MOST_ON
 
 
 def refused(outcome: str) -> Plan[Verb]:
-    return Plan(Line.REFUSED, None, notice=Unsaid(outcome))
+    return Plan(Line.REFUSED, None, notice=Unsayable(outcome))
 
 
 def dead_after(of: Delivery[bytes], notice: CapReached | None) -> Plan[Verb]:

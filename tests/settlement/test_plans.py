@@ -8,7 +8,17 @@ import pytest
 from settlement.amqp import Accepted, Modified, Rejected
 from settlement.delivery import Letter
 from settlement.ledger import Line
-from settlement.plans import CapReached, DelayBeyondLease, DelayIgnored, Notice, Outlived, Plan, Publish, Unsaid, Wait
+from settlement.plans import (
+    CapReached,
+    DelayBeyondLease,
+    DelayIgnored,
+    Notice,
+    Outlived,
+    Plan,
+    Publish,
+    Unsayable,
+    Wait,
+)
 
 
 @attrs.frozen
@@ -47,7 +57,7 @@ def test_a_plan_reads_from_left_to_right(plan: Plan[object], text: str) -> None:
         (DelayIgnored(5.0, "no column"), "RetryAfter(5) retried at once: no column"),
         (DelayIgnored(900.0, "too long", 600.0), "RetryAfter(900) kept for 600 s: too long"),
         (DelayBeyondLease(7200.0, 3600.0), "RetryAfter(7200) is longer than max_lease=3600; nacked at once"),
-        (Unsaid("Ack"), "Ack cannot be said to a delivery that was settled on arrival (at most once)"),
+        (Unsayable("Ack"), "Ack cannot be said to a delivery that was settled on arrival (at most once)"),
         (
             Outlived(7, 5),
             (
