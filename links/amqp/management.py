@@ -1,13 +1,13 @@
 """RabbitMQ's `/management` over AMQP 1.0 (from 4.0 on): what a queue is like, and declare, delete, purge, bind.
 
-A request and its answer are HTTP written as messages, on two links that have one name and are a pair:
+A request and its response are HTTP written as messages, on two links that have one name and are a pair:
 
     | | properties | body |
     |---|---|---|
     | request | message-id; to: the path; subject: the verb; reply-to `$me` | an amqp-value: a map, or null (not none) |
-    | answer | correlation-id; subject: the status | an amqp-value: a map, a null, or a text that says why not |
+    | response | correlation-id; subject: the status | an amqp-value: a map, a null, or a text that says why not |
 
-The answer needs a credit that the broker knew before the request, else it ends the session. It ends it as well where
+The response needs a credit that the broker knew before the request, else it ends the session. It ends it as well where
 the user lacks a permission.
 """
 
@@ -161,14 +161,14 @@ class Management:
             raise LinkRefused(f"{what}: {answer.reason} ({answer.status}); {hint}")
         return answer.fields
 
-    async def _answer(self, number: str, raw: bytes) -> Answer | None:
+    async def _answer(self, number: str, raw: bytes) -> Response | None:
         with trio.move_on_after(PATIENCE):
             self._receiver.grant(1)
             await self._connection.written()  # in one flush the engine would write the credit behind the request
             await self._sender.send(raw)
             while True:
                 for arrival in await self._receiver.receive(1):
-                    found = answer_to(number, arrival.raw)
+                    found = response_to(number, arrival.raw)
                     if found is not None:
                         return found
         return None
@@ -178,7 +178,7 @@ class Management:
 
 
 @attrs.frozen
-class Answer:
+class Response:
     """What the broker said.
 
     Attributes:
@@ -200,14 +200,14 @@ def request(number: str, verb: str, path: str, fields: Mapping[str, object] | No
     return b"\x00\x53%c%b\x00\x53%c%b" % (PROPERTIES, properties, VALUE, _NULL if fields is None else _map(fields))
 
 
-def answer_to(number: str, raw: bytes) -> Answer | None:
-    """Read an answer; None: to another request, one that nobody waits for any more. Raises `Undecodable`."""
+def response_to(number: str, raw: bytes) -> Response | None:
+    """Read a response; None: to another request, one that nobody waits for any more. Raises `Undecodable`."""
     properties = split(raw).properties
     if properties.correlation_id != number:
         return None
     status = properties.subject
     if not isinstance(status, str) or not re.fullmatch("[1-5][0-9][0-9]", status):
-        raise Undecodable(f"an answer of {_ADDRESS} has no status")
+        raise Undecodable(f"a response of {_ADDRESS} has no status")
     fields: dict[str, object] = {}
     reason = ""
     for code, _, at, _ in walk(raw):
@@ -216,7 +216,7 @@ def answer_to(number: str, raw: bytes) -> Answer | None:
         elif code == VALUE:
             value = scalar(raw, at)
             reason = value if isinstance(value, str) else ""
-    return Answer(int(status), fields, reason)
+    return Response(int(status), fields, reason)
 
 
 def _value_of(raw: bytes, at: int) -> object:

@@ -18,7 +18,7 @@ from links.amqp.engine.client_connection import ClientConnection
 from links.amqp.engine.engine import Engine
 from links.amqp.engine.events import Condition
 from links.amqp.engine.settings import Login, Settings
-from links.amqp.management import Answer, Management, answer_to, management, request
+from links.amqp.management import Management, Response, management, request, response_to
 from links.amqp.rabbitmq import Peer
 from links.amqp.wire.values import Other, Undecodable
 from links.errors import ConnectionBroken, LinkBroken, LinkRefused
@@ -66,27 +66,27 @@ def test_an_answer_is_read_with_its_map_and_the_map_in_it() -> None:
         b"\xa1\x08replicas\x45"
     )
     fields = {"message_count": 3, "arguments": {"x": None}, "replicas": Other("list", b"\x45")}
-    assert answer_to("7", raw) == Answer(200, fields, "")
-    assert answer_to("8", raw) is None
+    assert response_to("7", raw) == Response(200, fields, "")
+    assert response_to("8", raw) is None
 
 
 @pytest.mark.parametrize(
     ("body", "answer"),
     [
-        (b"\x00\x53\x77\x40", Answer(200, {}, "")),
-        (b"\x00\x53\x77\xa1\x04gone", Answer(200, {}, "gone")),
-        (b"\x00\x53\x77\xd1\x00\x00\x00\x08\x00\x00\x00\x02\xa1\x01a\x41", Answer(200, {"a": True}, "")),
-        (b"", Answer(200, {}, "")),
+        (b"\x00\x53\x77\x40", Response(200, {}, "")),
+        (b"\x00\x53\x77\xa1\x04gone", Response(200, {}, "gone")),
+        (b"\x00\x53\x77\xd1\x00\x00\x00\x08\x00\x00\x00\x02\xa1\x01a\x41", Response(200, {"a": True}, "")),
+        (b"", Response(200, {}, "")),
     ],
 )
-def test_an_answer_without_a_map_has_no_fields(body: bytes, answer: Answer) -> None:
-    assert answer_to("7", PROPERTIES + body) == answer
+def test_an_answer_without_a_map_has_no_fields(body: bytes, answer: Response) -> None:
+    assert response_to("7", PROPERTIES + body) == answer
 
 
 @pytest.mark.parametrize("status", [b"abc", b"20 ", b"999", b"\xd9\xa2\x30"])
 def test_an_answer_without_a_status_cannot_be_read(status: bytes) -> None:
     with pytest.raises(Undecodable, match="has no status"):
-        answer_to("7", PROPERTIES.replace(b"200", status))
+        response_to("7", PROPERTIES.replace(b"200", status))
 
 
 # --- no RabbitMQ, in virtual time
