@@ -31,7 +31,7 @@ from settlement.policy import DeadLetter, Ending, Policy, Turn
 
 __all__ = [
     "AdvisoryLock",
-    "Claim",
+    "ClaimForm",
     "Delay",
     "Facts",
     "Finish",
@@ -83,7 +83,7 @@ class AdvisoryLock:
             raise ValueError("AdvisoryLock(key) must be a template of 1 character or more, not an empty one")
 
 
-Claim: TypeAlias = RowLock | Lease | AdvisoryLock
+ClaimForm: TypeAlias = RowLock | Lease | AdvisoryLock
 
 
 @attrs.frozen
@@ -172,7 +172,7 @@ class Facts:
     """
 
     queue: str
-    claim: Claim
+    claim: ClaimForm
     has_attempt: bool
     has_retry_after: bool  # S-3.5
     has_group: bool  # S-4.6

@@ -15,7 +15,7 @@ from links.sql.publisher import SqlPublisher
 from links.sql.queue import SqlQueue
 from links.sql.table import Table
 from settlement.outcomes import seconds
-from settlement.sql import Claim
+from settlement.sql import ClaimForm
 
 __all__ = ["SqlBroker"]
 
@@ -67,7 +67,7 @@ class SqlBroker(Broker):
         table: Table[R],
         *,
         group: str | None = None,
-        claim: Claim | None = None,
+        claim: ClaimForm | None = None,
         limit: int | None = None,
         poll_interval: float | None = None,
     ) -> SqlQueue[R]:

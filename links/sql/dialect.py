@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from links.errors import ConnectionBroken
 from links.sql.jobs import Job
 from links.sql.table import Table
-from settlement.sql import Claim, Lease
+from settlement.sql import ClaimForm, Lease
 
 __all__ = ["Dialect", "SqlLife", "Writer", "dialect_of"]
 
@@ -97,7 +97,7 @@ class Dialect(Protocol):
         """A new life, not yet begun."""
         ...
 
-    def lease(self, claim: Claim | None, table: Table[Any]) -> Lease:
+    def lease(self, claim: ClaimForm | None, table: Table[Any]) -> Lease:
         """How rows of this table are claimed; None: by its columns, and locked_until means `Lease(30.0)`.
 
         Raises `ValueError` for a form that this server or this table has not.

@@ -40,7 +40,7 @@ class SqlQueue(Source[R]):
         table: Table[R],
         group: str | None,
         *,
-        claim: sql.Claim | None,
+        claim: sql.ClaimForm | None,
         limit: int | None,
         poll_interval: float,
     ) -> None:

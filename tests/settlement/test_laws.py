@@ -270,7 +270,7 @@ def _memory(facts: memory.Facts, _cap: int | None) -> Model:
     return Memory(_decide(memory, facts), [({}, 0)])
 
 
-CLAIMS: dict[str, sql.Claim] = {
+CLAIMS: dict[str, sql.ClaimForm] = {
     "row lock": sql.RowLock(),
     "lease": sql.Lease(),
     "advisory": sql.AdvisoryLock("order-{id}"),

@@ -9,7 +9,7 @@ from typing import Any
 from links.sql.sqlite.life import SqliteLife
 from links.sql.sqlite.schema import name_in_file
 from links.sql.table import Table
-from settlement.sql import Claim, Lease
+from settlement.sql import ClaimForm, Lease
 
 __all__ = ["SqliteDialect"]
 
@@ -43,7 +43,7 @@ class SqliteDialect:
         """A new life, not yet begun."""
         return SqliteLife(self.path, self.name)
 
-    def lease(self, claim: Claim | None, table: Table[Any]) -> Lease:
+    def lease(self, claim: ClaimForm | None, table: Table[Any]) -> Lease:
         """`Lease(…)`, or None for `Lease(30.0)`; the table needs a locked_until column.
 
         Raises `ValueError` for another form: SQLite locks the whole file.
