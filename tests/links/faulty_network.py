@@ -44,7 +44,7 @@ class Way:
 
 
 @attrs.define(eq=False)
-class Connection:
+class ProxiedConnection:
     client: socket.socket
     server: socket.socket = attrs.field(factory=socket.socket)
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -84,7 +84,7 @@ class FaultyNetwork:
         self.connections = 0
         """How many were accepted so far, without those that were refused."""
         self.refused = 0
-        self.open: set[Connection] = set()
+        self.open: set[ProxiedConnection] = set()
         """Those that are there now."""
         self.to_server, self.to_client = Way(), Way()
         self._refusing = False
@@ -147,11 +147,11 @@ class FaultyNetwork:
                         reset(client)
                     else:
                         self.connections += 1
-                        connection = Connection(client)
+                        connection = ProxiedConnection(client)
                         self.open.add(connection)
                         nursery.start_soon(self._serve, connection)
 
-    async def _serve(self, connection: Connection) -> None:
+    async def _serve(self, connection: ProxiedConnection) -> None:
         client, server = connection.client, connection.server
         try:
             with connection.scope:

@@ -87,7 +87,7 @@ class Pair:
         self.shuttle()
         return request.link
 
-    def delivered(self, count: int, raw: Callable[[int], bytes] = lambda number: b"%d" % number) -> Delivered:
+    def delivered(self, count: int, raw: Callable[[int], bytes] = lambda number: b"%d" % number) -> Transferred:
         session = self.open()
         link, theirs = self.receiver(session)
         assert self.client.grant(link, count)
@@ -96,11 +96,11 @@ class Pair:
         arrivals = [each for event in self.take() if isinstance(event, Arrived) for each in event.arrivals]
         self.took()
         self.codes()
-        return Delivered(session, link, theirs, numbers, arrivals)
+        return Transferred(session, link, theirs, numbers, arrivals)
 
 
 @attrs.define
-class Delivered:
+class Transferred:
     session: SessionHandle
     link: LinkHandle
     theirs: LinkHandle

@@ -24,7 +24,7 @@ from settlement.ledger import Line
 from settlement.plans import Plan
 from tests.links.amqp_kit import Place, places
 from tests.links.rabbit_kit import Rabbit, shapes
-from tests.links.test_amqp_engine_kit import Delivered, Pair, answering
+from tests.links.test_amqp_engine_kit import Pair, Transferred, answering
 from tests.links.wire_kit import DISPOSITION, Seen
 
 pytestmark = pytest.mark.amqp
@@ -49,7 +49,7 @@ def pair() -> Pair:
     return answering()
 
 
-def held(pair: Pair, count: int = 3) -> Delivered:
+def held(pair: Pair, count: int = 3) -> Transferred:
     pair.client.open()
     pair.server.open()
     session = pair.client.begin()
@@ -60,7 +60,7 @@ def held(pair: Pair, count: int = 3) -> Delivered:
     numbers = [pair.server.send(theirs, b"%d" % number) for number in range(count)]
     arrivals = [each for event in pair.take() if isinstance(event, Arrived) for each in event.arrivals]
     pair.took()
-    return Delivered(session, link, theirs, numbers, arrivals)
+    return Transferred(session, link, theirs, numbers, arrivals)
 
 
 @pytest.mark.parametrize("state", [int(state) for state in State])
@@ -122,7 +122,7 @@ def test_a_word_behind_our_own_changes_nothing(pair: Pair) -> None:
 
 
 @attrs.define
-class Held:
+class Scene:
     link: Link[bytes]
     broker: AmqpBroker
     embedded: EmbeddedBroker
@@ -142,7 +142,7 @@ class Held:
 
 
 @asynccontextmanager
-async def attached(*bodies: bytes, credit: int = 2) -> AsyncGenerator[Held]:
+async def attached(*bodies: bytes, credit: int = 2) -> AsyncGenerator[Scene]:
     embedded = EmbeddedBroker()
     broker = AmqpBroker("amqp://localhost", connect=embedded.connect)
     lost: list[tuple[bytes, Line]] = []
@@ -155,7 +155,7 @@ async def attached(*bodies: bytes, credit: int = 2) -> AsyncGenerator[Held]:
         embedded.publish("orders", b"\x00\x53\x75\xa0\x01" + body)
     source = broker.queue("orders", credit=credit)
     async with embedded.running(), broker.connect(), source.attach("s", tell, 5.0) as link:
-        yield Held(link, broker, embedded, lost)
+        yield Scene(link, broker, embedded, lost)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -142,7 +142,7 @@ async def scene(
         nursery.cancel_scope.cancel()
 
 
-class Passing(trio.abc.Stream):
+class Relaying(trio.abc.Stream):
     """Passes on what comes and goes; subclasses do something beside that."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
@@ -170,7 +170,7 @@ async def test_bytes_that_come_in_the_tick_of_a_break_are_nobodys(autojump_clock
     """A write fails while the reader has something in hand: a break, and no KeyError."""
     connections: list[ClientConnection] = []
 
-    class Breaking(Passing):
+    class Breaking(Relaying):
         def received(self, data: bytes) -> None:
             if BODY in data:
                 connections[0].break_off("the connection was cut")
@@ -249,7 +249,7 @@ async def test_at_most_once_nothing_is_handled_before_it_is_accepted_however_lon
     """A-2.1. Else a break after the stall brings it again, and it is handled twice."""
     handled: list[bytes] = []
 
-    class Stalling(Passing):
+    class Stalling(Relaying):
         flows = True
 
         def received(self, data: bytes) -> None:
@@ -266,7 +266,7 @@ async def test_at_most_once_nothing_is_handled_before_it_is_accepted_however_lon
 
     server = EmbeddedBroker()
 
-    streams: list[type[Passing]] = [Passing, Stalling]
+    streams: list[type[Relaying]] = [Relaying, Stalling]
 
     async def connect() -> trio.abc.Stream:
         return streams.pop()(await server.connect())

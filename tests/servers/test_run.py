@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @attrs.frozen
-class Ended:
+class Completed:
     code: int
     said: str
     pid: int
@@ -62,10 +62,10 @@ class Clone:
             start_new_session=True,
         )
 
-    def wait(self, process: subprocess.Popen[str]) -> Ended:
+    def wait(self, process: subprocess.Popen[str]) -> Completed:
         said, _ = process.communicate(timeout=30)
         calls = (self.folder / "calls").read_text().replace(str(process.pid), "PID").splitlines()
-        return Ended(process.returncode, said, process.pid, sorted(calls))
+        return Completed(process.returncode, said, process.pid, sorted(calls))
 
 
 @pytest.fixture

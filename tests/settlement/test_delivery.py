@@ -12,7 +12,7 @@ from settlement.delivery import NO_HEADERS, Delivery, Destination, Letter, decod
 
 
 @attrs.frozen
-class Topic:
+class Elsewhere:
     name: str
 
 
@@ -124,6 +124,6 @@ def test_a_letter_of_a_users_own() -> None:
 
 def test_a_destination_is_something_with_a_name() -> None:
     """DESIGN 2: a publisher of any transport is one; a name on the own broker is a plain string."""
-    assert isinstance(Topic("audit"), Destination)
+    assert isinstance(Elsewhere("audit"), Destination)
     assert not isinstance("orders.dead", Destination)
-    assert (name_of(Topic("audit")), name_of("orders.dead")) == ("audit", "orders.dead")
+    assert (name_of(Elsewhere("audit")), name_of("orders.dead")) == ("audit", "orders.dead")

@@ -22,7 +22,7 @@ from settlement.plans import (
 
 
 @attrs.frozen
-class Topic:
+class Elsewhere:
     name: str
 
 
@@ -39,7 +39,7 @@ LETTER = Letter(b"body")
             "rejected → wait 5 s → publish to orders",
         ),
         (
-            Plan(Line.DELAYED, Accepted(), before=(Wait(0.5), Publish(LETTER, Topic("audit"))), instead=Modified()),
+            Plan(Line.DELAYED, Accepted(), before=(Wait(0.5), Publish(LETTER, Elsewhere("audit"))), instead=Modified()),
             "wait 0.5 s → publish to audit → accepted",
         ),
     ],

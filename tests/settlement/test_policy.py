@@ -18,7 +18,7 @@ DELIVERY = Delivery(
 
 
 @attrs.frozen
-class Topic:
+class Elsewhere:
     name: str
 
 
@@ -56,7 +56,7 @@ def test_a_policy_is_written_with_names() -> None:
         Policy(5)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("empty", ["", Topic("")])
+@pytest.mark.parametrize("empty", ["", Elsewhere("")])
 def test_an_empty_dead_letter_is_refused(empty: Any) -> None:
     """C-3.1: a dead letter has a name."""
     with pytest.raises(ValueError, match=r"^dead_letter must be a name of 1 character or more"):
@@ -118,7 +118,7 @@ def test_a_policy_does_not_change_with_the_dict_that_it_was_made_of() -> None:
 
 def test_the_dead_letters_name() -> None:
     """C-3.5: what the warning names."""
-    named = Policy(dead_letter="dead"), Policy(dead_letter=Topic("audit")), Policy()
+    named = Policy(dead_letter="dead"), Policy(dead_letter=Elsewhere("audit")), Policy()
 
     assert [policy.dead_letter_name for policy in named] == ["dead", "audit", None]
 
@@ -288,4 +288,4 @@ def test_an_annotation_has_a_name() -> None:
 def test_the_defaults_of_delays() -> None:
     """DESIGN 6: 10 000 copies, ten minutes."""
     assert (Copies().max_waiting, Hold(1).max_delay) == (10_000, 600.0)
-    assert (Native(), Stored(Topic("waiting"))) == (Native(), Stored(Topic("waiting")))
+    assert (Native(), Stored(Elsewhere("waiting"))) == (Native(), Stored(Elsewhere("waiting")))
