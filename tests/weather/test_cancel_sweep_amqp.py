@@ -70,4 +70,4 @@ def test_cancelled_at_every_step(quarter: int, tell: Callable[[str], None]) -> N
 @pytest.mark.parametrize("action", [ACTION] if ACTION else ["drain", *BREAKS, *WORDS])
 def test_weather_at_every_step(action: str, tell: Callable[[str], None]) -> None:
     """A drain, a cut, a silence, whatever the broker ends or takes back, whenever it comes, loses nothing either."""
-    SWEEP.struck(action, sized(fast=397, full=143, long=3), tell)
+    SWEEP.struck(action, sized(fast=797, full=143, long=3), tell)
