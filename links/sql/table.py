@@ -168,6 +168,7 @@ class Table(Generic[R]):
 
         `dialect`: `"sqlite"`. The dead-letter table is `dead_` and the name; a table with groups has none, for there
         the dead letter is a group. In row mode the message's columns are yours to add. Times are REAL, Unix seconds.
+        Run it at every start: what is there stays as it is.
 
         Raises `ValueError` for another dialect, and where locked_until is None: SQLite has the lease form alone.
         """

@@ -99,7 +99,7 @@ def test_it_says_what_it_does(tmp_path: Path) -> None:
     queue, index, dead = text.split("\n\n")
     assert queue == (
         "-- the queue\n"
-        "CREATE TABLE orders (\n"
+        "CREATE TABLE IF NOT EXISTS orders (\n"
         "    -- no id is given twice, so a row that moves finds its own free\n"
         "    id INTEGER PRIMARY KEY AUTOINCREMENT,\n"
         "    -- due from then on, Unix seconds; the default is now; a column that may be NULL does not order\n"
@@ -112,10 +112,24 @@ def test_it_says_what_it_does(tmp_path: Path) -> None:
         "    body BLOB NOT NULL\n"
         ");"
     )
-    assert index.endswith('CREATE INDEX orders_due ON orders (due, id) WHERE "order" IS NULL;')
+    assert index.endswith('CREATE INDEX IF NOT EXISTS orders_due ON orders (due, id) WHERE "order" IS NULL;')
     assert dead.startswith("-- where dead letters move to")
-    assert "CREATE TABLE dead_orders (" in dead
+    assert "CREATE TABLE IF NOT EXISTS dead_orders (" in dead
     created(tmp_path, text)
+
+
+def test_it_may_run_at_every_start(tmp_path: Path) -> None:
+    """Rows stay, and what a start before did not come to is made up for."""
+    text = described(["payload", "retry_after"]).ddl("sqlite")
+    database = created(tmp_path, text)
+    database.run("INSERT INTO jobs (body) VALUES (x'61')")
+    database.run("DROP TABLE dead_jobs")
+    database.run("DROP INDEX jobs_due")
+    with closing(sqlite3.connect(database.path)) as connection:
+        connection.executescript(text)
+        made = connection.execute("SELECT name FROM sqlite_master WHERE name IN ('dead_jobs', 'jobs_due')").fetchall()
+        assert len(made) == 2
+        assert connection.execute("SELECT body FROM jobs").fetchall() == [(b"a",)]
 
 
 @pytest.mark.parametrize("name", ["my table", 'de"ad', "order", "main.jobs", "main.my jobs", "123"])

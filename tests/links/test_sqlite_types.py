@@ -269,6 +269,40 @@ async def test_a_held_row_is_not_replaced_by_a_claim(tmp_path: Path) -> None:
     assert [row["body"] for row in database.rows()] == ["a", "b"]
 
 
+TALLY = "CREATE TRIGGER tally AFTER INSERT ON {} BEGIN SELECT 1; END"
+
+
+@pytest.mark.parametrize("where", ["jobs", "dead"])
+async def test_a_table_that_replaces_and_has_triggers_is_refused(where: str, tmp_path: Path) -> None:
+    """Beside a trigger nothing can be written OR ABORT: the other row would be gone without a word."""
+    database = made(tmp_path, "id INTEGER PRIMARY KEY, body TEXT UNIQUE on  conflict\nReplace, lock REAL", dead=True)
+    table = Table("jobs", id="id", payload="body", locked_until="lock", generated=("id",))
+    queue = database.broker().queue(table)
+    async with queue.broker.connect(), attached(queue, policy=Policy(max_attempts=2, dead_letter="dead")):
+        await broker_of(queue).publisher(table.renamed(where)).publish(b"one")
+    database.run(TALLY.format(where))
+    async with queue.broker.connect():
+        with pytest.raises(LinkRefused, match=rf"{where}.*ON CONFLICT REPLACE"):
+            async with attached(queue, policy=Policy(max_attempts=2, dead_letter="dead")):
+                raise AssertionError
+        with pytest.raises(PublishNotAccepted, match=rf"{where}.*ON CONFLICT REPLACE"):
+            await broker_of(queue).publisher(table.renamed(where)).publish(b"one")
+    assert [row["body"] for row in database.rows(where)] == ["one"]
+
+
+async def test_a_table_that_only_speaks_of_it_is_taken(tmp_path: Path) -> None:
+    """In a comment or a text, or in the triggers' own statements."""
+    columns = "id INTEGER PRIMARY KEY, /* not ON CONFLICT REPLACE */ body TEXT DEFAULT 'ON CONFLICT REPLACE', lock REAL"
+    database = made(tmp_path, columns + " -- ON CONFLICT REPLACE\n")
+    database.run("CREATE TABLE tally (id UNIQUE ON CONFLICT REPLACE)")
+    database.run("CREATE TRIGGER tally AFTER INSERT ON jobs BEGIN INSERT OR REPLACE INTO tally VALUES (1); END")
+    table = Table("jobs", id="id", payload="body", locked_until="lock", generated=("id",))
+    queue = database.broker().queue(table)
+    async with open_link(queue) as link:
+        await broker_of(queue).publisher(table).publish(b"one")
+        assert bodies(await link.receive(1)) == [b"one"]
+
+
 async def test_a_view_is_no_queue(tmp_path: Path) -> None:
     """S-12.3: a view, also one with triggers in the place of updates, is refused and named as one."""
     database = made(tmp_path, "id INTEGER PRIMARY KEY, body TEXT, lock REAL")

@@ -45,17 +45,21 @@ def plain(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def index(parts: Sequence[str], roles: Mapping[str, str], order: Sequence[str]) -> str:
-    """The CREATE INDEX that a claim walks along. `parts`: schema, if any, and table; `order`: the queue's columns."""
+def index(parts: Sequence[str], roles: Mapping[str, str], order: Sequence[str], *, new: bool = True) -> str:
+    """The CREATE INDEX that a claim walks along. `parts`: schema, if any, and table; `order`: the queue's columns.
+
+    Not `new`: an index of this name may be there, and stays.
+    """
     *schema, table = parts
     columns = [roles["group"], *order] if "group" in roles else list(order)
     name = ".".join(map(plain, (*schema, f"{table}_due")))
     where = f" WHERE {plain(roles['processed_at'])} IS NULL" if "processed_at" in roles else ""
-    return f"CREATE INDEX {name} ON {plain(table)} ({', '.join(map(plain, columns))}){where};"
+    create = "CREATE INDEX" if new else "CREATE INDEX IF NOT EXISTS"
+    return f"{create} {name} ON {plain(table)} ({', '.join(map(plain, columns))}){where};"
 
 
 def ddl(parts: Sequence[str], roles: Mapping[str, str]) -> str:
-    """CREATE TABLE, the same for its dead letters, and the index, each column with its reason."""
+    """CREATE TABLE, the same for its dead letters, and the index, each column with its reason; what is there stays."""
     *schema, table = parts
     ordering = [roles[role] for role in ("priority", "retry_after", "id") if role in roles]
     queue = _create((*schema, table), roles)
@@ -64,7 +68,7 @@ def ddl(parts: Sequence[str], roles: Mapping[str, str]) -> str:
         why = "-- a claim walks along it; it holds neither lease nor attempt, for every claim writes both"
         if "processed_at" in roles:
             why += ";\n-- finished rows are not in it, so they cost a claim nothing"
-        texts.append(f"{why}\n{index(parts, roles, ordering)}")
+        texts.append(f"{why}\n{index(parts, roles, ordering, new=False)}")
     if "group" not in roles:
         why = "-- where dead letters move to: the same columns; it needs no index until it is a queue itself"
         texts.append(f"{why}\n{_create((*schema, f'dead_{table}'), roles)}")
@@ -81,4 +85,4 @@ def _create(parts: Sequence[str], roles: Mapping[str, str]) -> str:
         if role in roles
     ]
     body = ",\n".join(columns)
-    return f"CREATE TABLE {'.'.join(map(plain, parts))} (\n{body}\n);"
+    return f"CREATE TABLE IF NOT EXISTS {'.'.join(map(plain, parts))} (\n{body}\n);"

@@ -49,6 +49,11 @@ class SqliteInserter:
         schema = schema or read_schema(connection, self.table.name)
         if schema is None:
             raise PublishNotAccepted(f"there is no table {self.table.name!r}")
+        if schema.replaces:
+            raise PublishNotAccepted(
+                f"table {self.table.name!r} has triggers, and a constraint that says ON CONFLICT REPLACE, so that a "
+                "row may take the place of another without a word; declare the constraint without that"
+            )
         row = self._row(schema, now, letter, key)
         text = insert(self.table.name, [*row], once=self.table.id if once else None, abort=not schema.triggers)
         values = {f"v{number}": value for number, value in enumerate(row.values())}

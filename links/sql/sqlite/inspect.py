@@ -57,6 +57,7 @@ def inspect(
                 f"{here}: there is no column {column!r} for the role {role}; it has {', '.join(schema.names)}; "
                 "add the column, or leave the role out of Table(…)"
             )
+    _check_replaces(schema, here)
     _check_times(table, schema, here)
     _check_attempt(table, schema, here)
     _check_key(connection, table, schema, here)
@@ -71,6 +72,14 @@ def _view(connection: sqlite3.Connection, table: Table[Any]) -> str:
     text = "SELECT 1 FROM sqlite_master WHERE type = 'view' AND lower(name) = lower(?)"
     found = schema.lower() == "main" and connection.execute(text, (name,)).fetchone()
     return "; the name is a view's, and a queue must be a table" if found else ""
+
+
+def _check_replaces(schema: SqliteSchema, here: str) -> None:
+    if schema.replaces:
+        raise LinkRefused(
+            f"{here}: it has triggers, and a constraint that says ON CONFLICT REPLACE, so that a write may delete "
+            "another row without a word; declare the constraint without that"
+        )
 
 
 def _check_times(table: Table[Any], schema: SqliteSchema, here: str) -> None:
@@ -196,6 +205,7 @@ def _check_dead_letter(
     dead = read_schema(connection, dead_letter)
     if dead is None:
         raise LinkRefused(f"{here}: there is no such table; create it with the columns of {table.name!r}")
+    _check_replaces(dead, here)
     for column in schema.stored:
         if column not in dead or dead[column].computed:
             raise LinkRefused(

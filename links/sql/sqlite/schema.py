@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,11 @@ __all__ = [
     "undone",
     "where",
 ]
+
+
+_PROSE = re.compile(r"--[^\n]*|/\*.*?(?:\*/|$)|'(?:[^']|'')*'", re.DOTALL)
+"""Comments and texts in a CREATE TABLE."""
+_REPLACES = re.compile(r"\bON\s+CONFLICT\s+REPLACE\b", re.IGNORECASE)
 
 
 class SqliteSession(sqlite3.Connection):
@@ -97,10 +103,13 @@ class SqliteSchema:
     Attributes:
         columns: Each by its name in lower case, in the table's order.
         triggers: Are there triggers on the table? Then what was written may not be what is stored. False by default.
+        replaces: Does a constraint of the table say ON CONFLICT REPLACE, and are there triggers? Then nothing that is
+            written can say OR ABORT, and another row would be lost without a word. False by default.
     """
 
     columns: dict[str, SqliteColumn]
     triggers: bool = False
+    replaces: bool = False
 
     def __getitem__(self, name: str) -> SqliteColumn:
         return self.columns[name.lower()]
@@ -147,7 +156,7 @@ def read_schema(connection: sqlite3.Connection, name: str) -> SqliteSchema | Non
     }:
         return None
     found = connection.execute(
-        f"SELECT 1 FROM {quote(schema)}.sqlite_master WHERE type = 'table' AND lower(name) = lower(?)",  # noqa: S608
+        f"SELECT sql FROM {quote(schema)}.sqlite_master WHERE type = 'table' AND lower(name) = lower(?)",  # noqa: S608
         (table,),
     ).fetchone()
     if found is None:
@@ -178,7 +187,7 @@ def read_schema(connection: sqlite3.Connection, name: str) -> SqliteSchema | Non
         ).fetchone()
         for master in (f"{quote(schema)}.sqlite_master", "sqlite_temp_master")
     )
-    return SqliteSchema(columns, triggers)
+    return SqliteSchema(columns, triggers, triggers and _REPLACES.search(_PROSE.sub(" ", found[0])) is not None)
 
 
 def explain(
