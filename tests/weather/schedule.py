@@ -36,10 +36,10 @@ def dice_of(seed: int | None) -> random.Random:
 
 
 @contextmanager
-def same_schedule(seed: int) -> Generator[None, None, None]:
+def same_schedule(seed: int) -> Generator[list[str], None, None]:
     """Inside, `trio.run` takes the same steps each time: its dice and those of `actors` are seeded.
 
-    Log lines are formatted, so that a wrong one is an error, and then forgotten.
+    Log lines are formatted, so that a wrong one is an error; gives those that warn.
     """
     inner: Any = trio._core._run  # there is no public way
     before = inner._r.getstate(), inner._ALLOW_DETERMINISTIC_SCHEDULING, random.getstate()
@@ -52,7 +52,7 @@ def same_schedule(seed: int) -> Generator[None, None, None]:
     log.setLevel(logging.DEBUG)
     log.propagate = False
     try:
-        yield
+        yield reader.warnings
     finally:
         log.removeHandler(reader)
         log.setLevel(level)
@@ -63,8 +63,15 @@ def same_schedule(seed: int) -> Generator[None, None, None]:
 
 
 class _Reader(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+
     def handle(self, record: logging.LogRecord) -> bool:
-        assert record.getMessage()
+        line = record.getMessage()
+        assert line
+        if record.levelno >= logging.WARNING:
+            self.warnings.append(line)
         return True
 
 
