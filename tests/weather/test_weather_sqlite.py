@@ -9,8 +9,8 @@ the database write down what was done to each row, and by whom, and the judgemen
    broke, or a thief, or where a link has said in the log that its goodbye was too short for it (a machine that stalls).
 2. What was booked was done, and what was done is booked, or *unknown*. Nothing is acked or dropped that no handler has
    answered so without being cancelled.
-3. Each claim was handed over; or it was given back, stolen, ran out, or its connection broke; claim by claim, which
-   have an id and an attempt.
+3. Each claim was handed over; or it was given back (or a link has said that it could not be), stolen, ran out, or its
+   connection broke; claim by claim, which have an id and an attempt.
 4. Both books balance and are the fold of their events. Never more handlers than `concurrency`, never more in hand than
    the limit, and never more rows leased by one connection, but for those that were lost or could not be settled.
 """
@@ -341,6 +341,11 @@ class World:
     def count(self, what: str) -> Counter[bytes]:
         return Counter(payload for (payload,) in self.database.run("SELECT payload FROM audit WHERE what = ?", what))
 
+    @property
+    def kept(self) -> int:
+        """How many rows links have left leased, and said so."""
+        return sum(int(found[1]) for line in self.said if (found := KEPT.search(line)))
+
     def judge(self, *, done: bool) -> None:
         """Hold the books against the database."""
         assert not self.wrong, "; ".join(self.wrong)
@@ -350,8 +355,7 @@ class World:
         )
         careless = self.faults.broken | self.faults.full
         strangers = [(key, life) for key, life in held if life and life not in careless]
-        kept = sum(int(found[1]) for line in self.said if (found := KEPT.search(line)))
-        assert len(strangers) <= kept, f"rows are held by nobody (id, connection): {strangers}"
+        assert len(strangers) <= self.kept, f"rows are held by nobody (id, connection): {strangers}"
         here = Counter(payload for (payload,) in self.database.run(self.here))
         buried_in = "jobs WHERE grp = 'dead'" if self.scenario.grouped else "dead"
         dead = Counter(payload for (payload,) in self.database.run(f"SELECT payload FROM {buried_in}"))  # noqa: S608
@@ -391,7 +395,7 @@ class World:
         more = self.received - made
         assert not more, f"handed over, and not claimed (id, attempt): {more}"
         missing = made - self.received - excused
-        assert not missing, f"claimed, and not handed over (id, attempt): {missing}"
+        assert missing.total() <= self.kept, f"claimed, and not handed over (id, attempt): {missing}"
         late = total["superseded"] + total["unsettled"] * (self.closed or "full" in self.faults.happened)
         for life, most in self.faults.most.items():
             assert most <= self.scenario.most + late, (
