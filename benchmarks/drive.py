@@ -11,6 +11,9 @@ from actors import Subscription, open_runtime
 from links.abc import Received, Source
 from settlement import Ack, Delivery, Line, Outcome
 
+LONGEST = 600.0
+"""Seconds for one round: a queue that holds fewer messages than were asked for ends it, too."""
+
 
 def never_lost(received: Received[Any], line: Line) -> None:
     """No delivery of a benchmark is taken back."""
@@ -41,8 +44,9 @@ async def drive(
     """
     async with open_runtime(Subscription(queue, handle, concurrency=concurrency)) as runtime:
         began = clock()
-        while runtime.ledger(queue.name).acked < count:  # noqa: ASYNC110 -- an observer would cost the handler
-            await trio.sleep(0.005)
+        with trio.fail_after(LONGEST):
+            while runtime.ledger(queue.name).acked < count:  # noqa: ASYNC110 -- an observer would cost the handler
+                await trio.sleep(0.005)
         runtime.drain()
         await runtime.finished()
         spent = clock() - began

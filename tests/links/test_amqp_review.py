@@ -359,11 +359,13 @@ async def test_an_unreadable_message_that_is_answered_by_retry_after_is_held(aut
     assert (runtime.ledger("orders").delayed, runtime.ledger("orders").owed) == (3, 0)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="after a drain no credit goes out, so the echo has the limit of the flow before it, and a flow that the "
-    "peer said before it saw the echo is taken for its answer; harmless unless a peer says a flow of its own accord",
+NO_CREDIT_BEHIND = (
+    "after a drain no credit goes out, so the echo has the limit of the flow before it, and a flow that the peer said "
+    "before it saw the echo is taken for its answer; harmless unless a peer says a flow of its own accord"
 )
+
+
+@pytest.mark.xfail(strict=True, reason=NO_CREDIT_BEHIND)
 async def test_after_a_drain_a_flow_that_was_said_before_proves_nothing(autojump_clock: Clock) -> None:
     """DESIGN 6: *proved* means that the peer has seen the disposition."""
     server = EmbeddedBroker()

@@ -71,9 +71,10 @@ def test_wrong_arguments_are_told(arguments: tuple[str, ...]) -> None:
     assert subprocess.run([SCRIPT, *arguments], check=False, capture_output=True).returncode == USAGE
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not Path("/etc/debian_version").exists(), reason="a root is made as root on Debian"
-)
+IS_ROOT_ON_DEBIAN = os.geteuid() == 0 and Path("/etc/debian_version").exists()
+
+
+@pytest.mark.skipif(not IS_ROOT_ON_DEBIAN, reason="a root is made as root on Debian")
 def test_a_root_that_cannot_be_made_is_told_in_a_line_and_not_tried_again_at_once(tmp_path: Path) -> None:
     for name, text in {"debootstrap": f"echo x >>{tmp_path}/tries; echo E: no such suite; exit 1", "sleep": ""}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
