@@ -40,10 +40,12 @@ class LeaseKeeper:
         self._margin = margin(lease)
         self._renewal = renewal
         self._in_flight = in_flight
+        self._now = trio.lowlevel.current_clock().current_time
+        """As `trio.current_time`, at half its price: `expired` is asked for each delivery."""
 
     def expired(self, received: Received[Any]) -> bool:
         """Is the lease at its end, as far as this clock knows?"""
-        return received.expires is not None and trio.current_time() >= received.expires - self._margin
+        return received.expires is not None and self._now() >= received.expires - self._margin
 
     async def run(self, link: Link[Any]) -> None:
         """Renew until cancelled. Raises what ends the life."""
