@@ -1,0 +1,1 @@
+"""Queue tables on PostgreSQL."""
