@@ -43,6 +43,7 @@ __all__ = [
     "Verb",
     "check",
     "decide",
+    "lease_of",
 ]
 
 
@@ -84,6 +85,13 @@ class AdvisoryLock:
 
 
 ClaimForm: TypeAlias = RowLock | Lease | AdvisoryLock
+
+
+def lease_of(claim: ClaimForm) -> float:
+    """Seconds of a lease. Raises `TypeError` for another form."""
+    if not isinstance(claim, Lease):
+        raise TypeError(f"{claim!r} is no lease")
+    return claim.duration
 
 
 @attrs.frozen

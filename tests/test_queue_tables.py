@@ -12,9 +12,8 @@ import pytest
 
 from links.sql import SqlBroker
 from settlement import Policy
+from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import attached
-
-pytestmark = pytest.mark.sqlite
 
 PAGE = (Path(__file__).parent.parent / "docs" / "queue-tables.md").read_text()
 
@@ -27,16 +26,35 @@ def normal(sql: str) -> str:
     return " ".join(re.sub(r"--.*", "", sql).split())
 
 
+@pytest.mark.sqlite
 async def test_the_page_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
-    """The Python block prints the SQL block; its tables attach, with a dead letter, without a warning."""
+    """The Python block prints the first SQL block; its tables attach, with a dead letter, without a warning."""
     names: dict[str, Any] = {}
-    (program,), (sql,) = blocks("python"), blocks("sql")
+    (program,), (sql, _) = blocks("python"), blocks("sql")
     exec(program, names)  # noqa: S102 -- our own page
     assert normal(capsys.readouterr().out) == normal(sql)
     path = tmp_path / "q.db"
     with closing(sqlite3.connect(path)) as database:
         database.executescript(sql)
     queue = SqlBroker(f"sqlite:///{path}").queue(names["ORDERS"])
+    async with queue.broker.connect(), attached(queue, policy=Policy(max_attempts=3, dead_letter="dead_orders")):
+        pass
+    assert caplog.records == []
+
+
+@pytest.mark.postgres
+@pytest.mark.servers
+async def test_the_page_is_true_of_postgresql(database: str, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
+    """The second SQL block is what `ddl("postgresql")` gives, also a second time; a link attaches without a warning."""
+    names: dict[str, Any] = {}
+    (program,), (_, sql) = blocks("python"), blocks("sql")
+    exec(program, names)  # noqa: S102 -- our own page
+    capsys.readouterr()
+    assert normal(names["ORDERS"].ddl("postgresql")) == normal(sql)
+    tables = PostgresTables(database)
+    for _ in range(2):
+        tables.run(names["ORDERS"].ddl("postgresql"))
+    queue = tables.broker().queue(names["ORDERS"])
     async with queue.broker.connect(), attached(queue, policy=Policy(max_attempts=3, dead_letter="dead_orders")):
         pass
     assert caplog.records == []

@@ -1,7 +1,7 @@
-"""Queue tables in a SQL database: today SQLite, in the lease form.
+"""Queue tables in a SQL database: SQLite, in the lease form, and PostgreSQL, leased or locked row by row.
 
-The table is yours; the library makes none and changes none. One that has everything, with the index that a claim walks
-along (where finished rows stay, keep them out of it):
+The table is yours; the library makes none and changes none. One on SQLite that has everything, with the index that a
+claim walks along (where finished rows stay, keep them out of it):
 
     CREATE TABLE orders (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -22,8 +22,8 @@ and what to say of it:
         retry_after="retry_after", locked_until="locked_until", processed_at="processed_at", generated=["id"],
     )
 
-With groups the index begins with the group's column, with priorities the priority comes before retry_after. No index
-holds locked_until or attempt: every claim writes both.
+`orders.ddl("postgresql")` is its like there. With groups the index begins with the group's column, with priorities the
+priority comes before retry_after. No index holds locked_until or attempt: every claim writes both.
 """
 
 from links.sql.broker import SqlBroker as SqlBroker

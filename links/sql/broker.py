@@ -23,10 +23,14 @@ R = TypeVar("R")
 
 
 class SqlBroker(Broker):
-    """Queue tables in one SQLite file, which must exist; it is put into WAL mode, and must not be on a network disk.
+    """Queue tables in one database, by its URL.
+
+    `sqlite:///path`: a file, which must exist; it is put into WAL mode, and must not be on a network disk.
+    `postgresql://user:password@host:5432/database`: as libpq takes it; by psycopg, the extra
+    `postgres` (`ModuleNotFoundError` without it).
 
     `poll_interval`: seconds above 0 between two looks at an empty queue, ±20 %. Raises `ValueError` for a URL
-    that names no file.
+    that names no database.
     """
 
     def __init__(self, url: str, *, poll_interval: float = 1.0) -> None:
@@ -47,13 +51,13 @@ class SqlBroker(Broker):
     async def run(  # noqa: ASYNC128 -- the life calls started
         self, goodbye: float = 5.0, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """One life: open the file, report started, serve until cancelled.
+        """One life: connect, report started, serve until cancelled.
 
-        Raises `LinkRefused` where there is no such file, it is no database, or may not be written, and under a mock
-        clock; `ConnectionBroken` where others keep it locked for 10 s, the disk is full or fails, or a file of the
-        database is taken away.
+        Raises `LinkRefused` where there is no such database, this user may not use it, or it takes no writes, and under
+        a mock clock; `ConnectionBroken` where a server is not reached, or ended the connections and gave no others
+        within 5 s; of a file where others keep it locked for 10 s, the disk is full or fails, or it is taken away.
 
-        Cancellation: links say goodbye, then the file is closed, within `goodbye`.
+        Cancellation: links say goodbye, then the connections are closed, within `goodbye`.
         """
         if isinstance(trio.lowlevel.current_clock(), MockClock):
             raise LinkRefused(
@@ -73,10 +77,10 @@ class SqlBroker(Broker):
     ) -> SqlQueue[R]:
         """A queue: the table, or one group of it. No I/O.
 
-        `claim`: on SQLite `Lease(duration)` alone; None: by the table's columns, where locked_until means
-        `Lease(30.0)`. `limit`: how many deliveries may be unsettled at once, 1 or more; None: concurrency × size.
-        `poll_interval`: seconds above 0; None: the broker's. Raises `ValueError` for another claim form, a table
-        without locked_until, or a group where the table has none (or the reverse).
+        `claim`: `Lease(duration)`, or on PostgreSQL `RowLock()`; None: by the table's columns, where locked_until means
+        `Lease(30.0)`, and none of it `RowLock()`. `limit`: how many deliveries may be unsettled at once, 1 or more;
+        None: concurrency × size. `poll_interval`: seconds above 0; None: the broker's. Raises `ValueError` for a claim
+        form that this table or this database has not, or a group where the table has none (or the reverse).
         """
         interval = self.poll_interval if poll_interval is None else seconds("poll_interval", poll_interval, zero=False)
         queue = SqlQueue(self._database, table, group, claim=claim, limit=limit, poll_interval=interval)

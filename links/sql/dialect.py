@@ -15,14 +15,21 @@ from typing import Any, Protocol
 from links.errors import ConnectionBroken
 from links.sql.jobs import Job
 from links.sql.table import Table
-from settlement.sql import ClaimForm, Lease
+from settlement.sql import ClaimForm
 
 __all__ = ["Dialect", "SqlLife", "Writer", "dialect_of"]
 
-_DIALECTS = {"sqlite": ("links.sql.sqlite.dialect", "SqliteDialect")}
+_DIALECTS = {
+    "sqlite": ("links.sql.sqlite.dialect", "SqliteDialect"),
+    "postgresql": ("links.sql.postgres.dialect", "PostgresDialect"),
+    "postgres": ("links.sql.postgres.dialect", "PostgresDialect"),
+}
 """By the URL's scheme, module and class: imported when they are asked for, since a driver may not be installed."""
 
-_LEGAL = {"sqlite": "'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db'"}
+_LEGAL = {
+    "sqlite": "'sqlite:///relative/path.db', 'sqlite:////absolute/path.db'",
+    "postgresql": "'postgresql://user:password@host/database'",
+}
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
@@ -97,8 +104,8 @@ class Dialect(Protocol):
         """A new life, not yet begun."""
         ...
 
-    def lease(self, claim: ClaimForm | None, table: Table[Any]) -> Lease:
-        """How rows of this table are claimed; None: by its columns, and locked_until means `Lease(30.0)`.
+    def form(self, claim: ClaimForm | None, table: Table[Any]) -> ClaimForm:
+        """How rows of this table are claimed; None: by its columns, locked_until means `Lease(30.0)`, else `RowLock()`.
 
         Raises `ValueError` for a form that this server or this table has not.
         """
@@ -128,5 +135,10 @@ def dialect_of(url: str) -> Dialect:
         other = f"one of scheme {scheme!r}" if found and _SCHEME.fullmatch(scheme) else "one without a scheme"
         raise ValueError(f"url must be {' or '.join(_LEGAL.values())}, not {other}")
     module, name = _DIALECTS[scheme]
-    made: Dialect = getattr(import_module(module), name)(url)
+    try:
+        made: Dialect = getattr(import_module(module), name)(url)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{scheme} needs {error.name}: pip install 'trio-settlement[postgres]'", name=error.name
+        ) from error
     return made

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,14 +56,35 @@ def load(column: object) -> Mapping[str, bytes]:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, bytes):
-        return _value(value)
-    raise TypeError(f"a column value of type {type(value).__name__} has no JSON form")
+    """What JSON has no form for: bytes as in a header, times as ISO 8601, the rest as its text."""
+    match value:
+        case bytes():
+            return _value(value)
+        case dt.date() | dt.time():
+            return value.isoformat()
+        case _:
+            return str(value)
+
+
+def _finite(value: Any) -> Any:
+    """The same, with texts for the numbers that JSON has not: NaN, Infinity, -Infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+    found: Any = value  # of a list or a dict nothing is known of what is in it
+    if isinstance(value, list):
+        return [_finite(each) for each in found]
+    if isinstance(value, dict):  # a JSON column may hold 1e400, which Python reads as infinity
+        return {name: _finite(each) for name, each in found.items()}
+    return found
 
 
 def dump_row(row: Mapping[str, Any]) -> bytes:
-    """The body of a delivery in row mode: the row as a JSON object."""
-    return json.dumps(row, default=_plain).encode()
+    """The body of a delivery in row mode: the row as a JSON object. What JSON has no form for is a text."""
+    try:
+        text = json.dumps(row, default=_plain, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(dict(row)), default=_plain, allow_nan=False)
+    return text.encode()
 
 
 def load_row(body: bytes) -> dict[str, Any]:

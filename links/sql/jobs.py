@@ -6,7 +6,7 @@ and may do so again after a ROLLBACK: so it sets results and changes nothing els
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence, Sized
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
@@ -17,7 +17,7 @@ from links.errors import CallBroken, LinkError, NotApplied
 from links.sql.rows import Row, Token
 from links.sql.table import Table
 from settlement.delivery import Letter
-from settlement.sql import Verb
+from settlement.sql import ClaimForm, Verb
 
 __all__ = [
     "Claim",
@@ -27,8 +27,11 @@ __all__ = [
     "Held",
     "Insert",
     "Job",
+    "LeaseForm",
     "Look",
     "Passing",
+    "Pin",
+    "PinForm",
     "Release",
     "Saying",
     "Settling",
@@ -41,10 +44,55 @@ class Form(Protocol):
     """One queue of one table, as the dialect has looked at it: what it needs to carry out the jobs there."""
 
     table: Table[Any]
-    lease: float
-    """Seconds."""
     warnings: list[str]
     """What was found and is no reason to refuse, one line each."""
+
+
+class LeaseForm(Form, Protocol):
+    """A queue whose rows are leased."""
+
+    lease: float
+    """Seconds."""
+
+
+class Pin(Protocol):
+    """One connection, for one row at a time: it holds what it has claimed until it is settled, let go, or lost.
+
+    One task at a time uses it, but for `close`. Cancellation, anywhere: the connection is closed, and with it the claim
+    ended; whether a verb was carried out is not known.
+    """
+
+    async def claim(self, passing: Passing) -> Row | None:
+        """Claim the first row of the queue that can be had, but for those that are passed over.
+
+        Raises `ConnectionBroken` where there is no connection, `LinkRefused` where the table is no queue any more,
+        `CallBroken` where the statement failed.
+        """
+        ...
+
+    async def settle(self, row: Row, verb: Verb) -> Verdict:
+        """Carry out the verb, and end the claim: with *not applied* it is held as before."""
+        ...
+
+    async def let_go(self) -> None:
+        """End the claim, the row as it was."""
+        ...
+
+    async def until_lost(self) -> str:
+        """Wait until the connection has ended, and the claim with it; gives why. Cancellation: it is as it was."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; a claim that it holds has ended."""
+        ...
+
+
+class PinForm(Form, Protocol):
+    """A queue of which each row that is in hand has a connection of its own."""
+
+    def pin(self) -> Pin:
+        """A new one, not connected yet."""
+        ...
 
 
 class Job:
@@ -102,20 +150,20 @@ class Look(Job):
         self,
         table: Table[Any],
         group: str | None,
-        lease: float,
+        claim: ClaimForm,
         *,
         subscription: str,
         dead_letter: str | None,
         patience: float,
     ) -> None:
         super().__init__(patience)
-        self.table, self.group, self.lease = table, group, lease
+        self.table, self.group, self.claim = table, group, claim
         self.subscription, self.dead_letter = subscription, dead_letter
         self.form: Form | None = None
         """What the other jobs of this queue are for; None: not looked yet."""
 
 
-class Held(Container[Any], Sized, Protocol):
+class Held(Collection[Any], Protocol):
     """The ids that this process holds. Asked in the thread, changed in trio, where no hop is under way."""
 
 

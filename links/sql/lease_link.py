@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NoReturn, TypeAlias, TypeVar
+from typing import NoReturn, TypeVar
 
 import trio
 
@@ -25,21 +25,18 @@ from links.abc import Link, Received, Settlement, Verdict
 from links.errors import CallBroken, ConnectionBroken, NotApplied, SettlementUnknown
 from links.sql.dialect import Writer
 from links.sql.holdings import Holdings
-from links.sql.jobs import Claim, Extend, Form, Job, Passing, Release, Saying, Settling
+from links.sql.jobs import Claim, Extend, Job, LeaseForm, Passing, Release, Saying, Settling
 from links.sql.passed_over import PassedOver
 from links.sql.patience import PATIENCE, Patience
 from links.sql.rows import RowReader
-from links.sql.wakes import Wakes
-from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
+from links.sql.wakes import Tell, Wakes, wake_for
+from settlement.sql import Finish, PutBack
 
 __all__ = ["LeaseLink"]
 
 R = TypeVar("R")
 
 _log = logging.getLogger("trio_settlement")
-
-Tell: TypeAlias = Callable[[str, str | None], None]
-"""Wake the queue of this table, and of this group where it is not None."""
 
 _HOP = 0.01  # seconds: with a goodbye of less a verb under way could never say what became of it
 
@@ -51,7 +48,7 @@ class LeaseLink(Link[R]):
 
     def __init__(
         self,
-        form: Form,
+        form: LeaseForm,
         writer: Writer,
         over: Callable[[], Awaitable[ConnectionBroken]],
         wakes: Wakes,
@@ -224,8 +221,9 @@ class LeaseLink(Link[R]):
                 unsaid.append(said.received)
                 continue
             self._rows.drop(said.received)
-            if said.verdict is None and type(said.verb) is not Finish:
-                self._wake_for(said.verb, claimed=job.claim is not None)
+            looked_at = job.claim is not None and type(said.verb) is PutBack
+            if said.verdict is None and type(said.verb) is not Finish and not looked_at:
+                wake_for(said.verb, self._form.table.name, self._wakes, self._tell)
         if job.claim is not None:
             self._claimed_ahead(job, job.claim)
         if job.alone and not isinstance(job.error, ConnectionBroken):  # it was called unknown: nobody says it again
@@ -244,19 +242,6 @@ class LeaseLink(Link[R]):
             elif claim.received:
                 self._ahead.extend(claim.received)
                 self._wakes.rouse()
-
-    def _wake_for(self, verb: Verb, *, claimed: bool) -> None:
-        match verb:
-            case Delay(seconds):
-                self._wakes.wake_at(trio.current_time() + seconds)
-            case PutBack() if not claimed:
-                self._wakes.wake()
-            case MoveToGroup(group):
-                self._tell(self._form.table.name, group)
-            case MoveToTable(table):
-                self._tell(table, None)
-            case _:
-                pass
 
     # --- extend, let go ------------------------------------------------------------------------------------------
 

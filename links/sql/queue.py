@@ -6,16 +6,17 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import trio
 
-from links.abc import Link, Lost, Source
-from links.errors import CallBroken, LinkBroken, LinkRefused
+from links.abc import Link, Lost, Settles, Source, beside
+from links.errors import CallBroken, LinkBroken, LinkError, LinkRefused
 from links.sql.database import Database
-from links.sql.jobs import Look
+from links.sql.jobs import Form, LeaseForm, Look, PinForm
 from links.sql.lease_link import LeaseLink
 from links.sql.patience import PATIENCE
+from links.sql.pinned_link import PinnedLink
 from links.sql.publisher import SqlPublisher
 from links.sql.table import Table
 from links.sql.wakes import Wakes
@@ -45,16 +46,17 @@ class SqlQueue(Source[R]):
         poll_interval: float,
     ) -> None:
         table.check_group(group)
-        lease = database.dialect.lease(claim, table)
+        self._form = form = database.dialect.form(claim, table)
         self.broker, self._database = database.broker, database
         self.table, self.group = table, group
         self.name = group if group is not None else table.name
-        self.lease = self._lease = lease.duration
+        self.lease = form.duration if isinstance(form, sql.Lease) else None
+        self.settles = Settles.TOGETHER if self.lease is not None else Settles.ALONE
         self._limit = None if limit is None else positive("limit", limit)
         self._poll_interval = poll_interval
         self._facts = sql.Facts(
             queue=self.name,
-            claim=lease,
+            claim=form,
             has_attempt=table.attempt is not None,
             has_retry_after=table.retry_after is not None,
             has_group=table.group is not None,
@@ -112,15 +114,15 @@ class SqlQueue(Source[R]):
     async def attach(
         self,
         subscription: str,
-        lost: Lost,  # noqa: ARG002 -- no delivery has a connection of its own here
+        lost: Lost,
         goodbye: float,
         policy: Policy = Policy(),
         *,
-        limit: int = 1,  # noqa: ARG002 -- `receive` is told how much room there is
+        limit: int = 1,
     ) -> AsyncGenerator[Link[R], None]:
         """Check the table, and the one that the policy's dead letter names, and attach.
 
-        On the way out all that is still held is let go (`lost` is never called).
+        On the way out all that is still held is let go. `lost` is called where a row has a connection of its own.
 
         Raises `LinkRefused` naming subscription, table, column and the way out; `ConnectionBroken`; `LinkBroken` where
         others keep the file locked for 10 s.
@@ -134,28 +136,40 @@ class SqlQueue(Source[R]):
         with life.link(), self._database.attached(self.table, self.group, subscription, wakes):
             dead = policy.dead_letter if isinstance(policy.dead_letter, str) and self.table.group is None else None
             look = Look(
-                self.table, self.group, self._lease, subscription=subscription, dead_letter=dead, patience=PATIENCE
+                self.table, self.group, self._form, subscription=subscription, dead_letter=dead, patience=PATIENCE
             )
             await life.queues.carry_out(look)
-            if isinstance(look.error, CallBroken):  # no call of a link that lives on: this attempt is over
-                raise LinkBroken(f"subscription {subscription!r}: {look.error}") from look.error
-            if look.error is not None:
-                raise look.error
+            error = look.error
+            if isinstance(error, LinkError) and not isinstance(error, CallBroken):
+                raise error
+            if error is not None:  # no call of a link that lives on: this attempt is over
+                raise LinkBroken(f"subscription {subscription!r}: {error}") from error
             form = look.form
             assert form is not None, "it was looked at"  # noqa: S101 -- an invariant of ours
             for line in form.warnings:
                 _log.warning("%s", line)
-            link: LeaseLink[R] = LeaseLink(
-                form,
-                life.queues,
-                life.until_over,
-                wakes,
-                self._database.wake,
-                source=self.name,
-                subscription=subscription,
-                goodbye=goodbye,
-            )
+            async with self._linked(form, wakes, subscription, goodbye, lost, limit) as link:
+                yield link
+
+    @asynccontextmanager
+    async def _linked(  # noqa: PLR0917 -- what `attach` has
+        self, form: Form, wakes: Wakes, subscription: str, goodbye: float, lost: Lost, limit: int
+    ) -> AsyncGenerator[Link[R], None]:
+        life, tell = self._database.life, self._database.wake
+        names = {"source": self.name, "subscription": subscription}
+        if self.lease is not None:
+            leased = cast("LeaseForm", form)
+            link: LeaseLink[R] = LeaseLink(leased, life.queues, life.until_over, wakes, tell, goodbye=goodbye, **names)
             try:
                 yield link
             finally:
                 await link.say_goodbye()  # noqa: ASYNC102 -- it shields itself, with a deadline
+            return
+        pinned: PinnedLink[R] = PinnedLink(
+            cast("PinForm", form), life.until_over, wakes, tell, lost, goodbye=goodbye, limit=limit, **names
+        )
+        async with beside(pinned.run):
+            try:
+                yield pinned
+            finally:
+                await pinned.say_goodbye()  # noqa: ASYNC102 -- it shields itself, with a deadline

@@ -62,7 +62,7 @@ class RowReader(Generic[R]):
         self._counted = table.attempt is not None
         self._whole = table.payload is None
 
-    def read(self, row: Row, expires: float) -> Received[R]:
+    def read(self, row: Row, expires: float | None) -> Received[R]:
         """One delivery; its token is (id, locked_until, attempt) as they are stored now."""
         key, until, count, payload, column, partition = row[:6]
         unreadable: Exception | None = None

@@ -20,6 +20,7 @@ from typing import Protocol
 import trio
 
 from links.errors import CallBroken, ConnectionBroken
+from links.sql.job_queue import JobQueue
 from links.sql.jobs import Job
 from links.sql.patience import PATIENCE
 
@@ -94,15 +95,14 @@ class HopTurn:
             self._taken = False
 
 
-class ThreadWriter:
+class ThreadWriter(JobQueue):
     """One connection's jobs, hop by hop."""
 
     def __init__(self, connection: ThreadConnection, name: str, turn: HopTurn) -> None:
+        super().__init__(name)
         self._connection = connection
-        self._name = name
         self._turn = turn
         self._token: trio.lowlevel.TrioToken | None = None
-        self._pending: list[Job] = []
         self._flying: list[Job] = []
         """Those that a thread has."""
         self._hopping = False
@@ -111,8 +111,6 @@ class ThreadWriter:
         self._changed = trio.Event()
         self._shield = trio.CancelScope(shield=True)
         self._bug: BaseException | None = None
-        self.error: ConnectionBroken | None = None
-        """Why the connection's life is over."""
 
     async def open(self) -> None:
         """Open the file. Raises `LinkRefused`; `ConnectionBroken` where others keep it locked.
@@ -136,38 +134,8 @@ class ThreadWriter:
         waited = trio.current_time() - since
         return f"{self._name}: another process has held the lock of the file for {waited:.1f} s; nothing was changed"
 
-    # --- jobs ----------------------------------------------------------------------------------------------------
-
-    def submit(self, job: Job) -> None:
-        """Carry this out with the next hop."""
-        if self.error is not None:
-            job.fail(self.error)
-            job.finish()
-            return
-        self._pending.append(job)
-        self._next()
-
-    def withdraw(self, job: Job) -> bool:
-        """Forget a job that has not begun; False: it has."""
-        if job not in self._pending:
-            return False
-        self._pending.remove(job)
-        waited = f"{self._name}: not begun within {trio.current_time() - job.since:.1f} s; nothing was changed"
-        job.fail(CallBroken(self._held(job.since) if self._resting else waited))
-        job.finish()
-        return True
-
-    async def carry_out(self, job: Job) -> None:
-        """Submit the job and wait for its end.
-
-        Cancellation: a job that has not begun is withdrawn; another is carried out, and its `then` is called.
-        """
-        self.submit(job)
-        try:
-            await job.done.wait()
-        except trio.Cancelled:
-            self.withdraw(job)
-            raise
+    def _late(self, job: Job) -> str:
+        return self._held(job.since) if self._resting else super()._late(job)
 
     # --- hops ----------------------------------------------------------------------------------------------------
 
@@ -290,13 +258,6 @@ class ThreadWriter:
 
         trio.lowlevel.start_thread_soon(self._connection.close, deliver)
         await shut.wait()
-
-    def _end(self, error: ConnectionBroken) -> None:
-        self.error = self.error or error
-        pending, self._pending = self._pending, []
-        for job in pending:
-            job.fail(self.error)
-            job.finish()
 
     def _change(self) -> None:
         self._changed.set()

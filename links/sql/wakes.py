@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections.abc import Callable
+from typing import TypeAlias
 
 import trio
 
-__all__ = ["Wakes"]
+from settlement.sql import Delay, MoveToGroup, MoveToTable, PutBack, Verb
+
+__all__ = ["Tell", "Wakes", "wake_for"]
+
+Tell: TypeAlias = Callable[[str, str | None], None]
+"""Wake the queue of this table, and of this group where it is not None."""
 
 _MOST_TIMES = 10_000
 """How many due times are remembered; the poll finds what was due at others."""
@@ -63,3 +70,18 @@ class Wakes:
                 await self._due.wait()
             finally:
                 self._waiting = None
+
+
+def wake_for(verb: Verb, table: str, wakes: Wakes, tell: Tell) -> None:
+    """What this verb, said of a row of `table`, is a reason for: a look at this queue, or at another one."""
+    match verb:
+        case Delay(seconds):
+            wakes.wake_at(trio.current_time() + seconds)
+        case PutBack():
+            wakes.wake()
+        case MoveToGroup(group):
+            tell(table, group)
+        case MoveToTable(other):
+            tell(other, None)
+        case _:
+            pass

@@ -159,7 +159,7 @@ async def test_a_mock_clock_is_refused_with_a_word(autojump_clock: trio.abc.Cloc
             raise AssertionError("connected")
 
 
-@pytest.mark.parametrize("scheme", ["sqlite+x", "sqlite+aiosqlite", "postgresql", "h2.jdbc", "x-y"])
+@pytest.mark.parametrize("scheme", ["sqlite+x", "sqlite+aiosqlite", "postgresql+asyncpg", "h2.jdbc", "x-y"])
 def test_another_scheme_is_called_by_its_name(scheme: str) -> None:
     """Never more than the scheme: the rest may hold a password."""
     with pytest.raises(ValueError, match=f"not one of scheme '{re.escape(scheme)}'") as caught:

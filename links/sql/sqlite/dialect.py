@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from links.sql.sqlite.life import SqliteLife
+from links.sql.life import Life
+from links.sql.sqlite.connection import SqliteConnection
 from links.sql.sqlite.schema import name_in_file
 from links.sql.table import Table
+from links.sql.thread_writer import HopTurn, ThreadWriter
 from settlement.sql import ClaimForm, Lease
 
 __all__ = ["SqliteDialect"]
@@ -39,11 +41,14 @@ class SqliteDialect:
         """The file, as it was named; absolute, symbolic links in it are not followed."""
         self.name = url
 
-    def life(self) -> SqliteLife:
+    def life(self) -> Life:
         """A new life, not yet begun."""
-        return SqliteLife(self.path, self.name)
+        turn = HopTurn()
+        # a claim or settlement that a power cut forgets is a redelivery; a publish would be a loss
+        queues, publishing = (SqliteConnection(self.path, self.name, how) for how in ("NORMAL", "FULL"))
+        return Life(self.name, ThreadWriter(queues, self.name, turn), ThreadWriter(publishing, self.name, turn))
 
-    def lease(self, claim: ClaimForm | None, table: Table[Any]) -> Lease:
+    def form(self, claim: ClaimForm | None, table: Table[Any]) -> Lease:
         """`Lease(…)`, or None for `Lease(30.0)`; the table needs a locked_until column.
 
         Raises `ValueError` for another form: SQLite locks the whole file.

@@ -17,7 +17,7 @@ from links.sql.sqlite.codes import BINDING, is_busy, is_fatal
 from links.sql.sqlite.insert import SqliteInserter
 from links.sql.sqlite.lease import Ignored, SqliteLease
 from links.sql.table import Table
-from settlement.sql import Finish
+from settlement.sql import Finish, lease_of
 
 __all__ = ["SqliteWork", "Work"]
 
@@ -85,7 +85,12 @@ class _Look(_Whole[Look]):
     def work(self, connection: sqlite3.Connection, now: int) -> None:  # noqa: ARG002 -- no time
         job = self.job
         job.form = SqliteLease(
-            connection, job.table, job.group, job.lease, subscription=job.subscription, dead_letter=job.dead_letter
+            connection,
+            job.table,
+            job.group,
+            lease_of(job.claim),
+            subscription=job.subscription,
+            dead_letter=job.dead_letter,
         )
 
 

@@ -1,4 +1,4 @@
-"""One life of a SQLite file: two connections, one for the queues and one for publishers.
+"""One life of a database: two connections, one for the queues and one for publishers.
 
 Owns both writers. Hears: links that come and go. Tells: `until_over`; its end is an exception. A cancellation, and the
 end of the publishing connection alone, let the links say goodbye first, within the time given; then both are closed.
@@ -9,28 +9,51 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from typing import Protocol
 
 import trio
 
 from links.errors import ConnectionBroken
-from links.sql.sqlite.connection import SqliteConnection
-from links.sql.thread_writer import HopTurn, ThreadWriter
+from links.sql.dialect import Writer
 
-__all__ = ["SqliteLife"]
+__all__ = ["Life", "LivingWriter"]
 
 
-class SqliteLife:
-    """The connections of one life."""
+class LivingWriter(Writer, Protocol):
+    """A writer, as its life sees it: a connection that is opened, runs and is closed."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        turn = HopTurn()
+    async def open(self) -> None:
+        """Connect. Raises `LinkRefused`, `ConnectionBroken`. Cancellation: connected or not; `shut` closes it."""
+        ...
+
+    async def run(self) -> None:
+        """Until `close` and the last job, or until the connection has failed: then `error` says why.
+
+        Cancellation: not heard; `close` is.
+        """
+        ...
+
+    def close(self) -> None:
+        """End `run` when nothing is pending."""
+        ...
+
+    def close_at_once(self, deadline: float) -> None:
+        """End `run` by then: what runs is interrupted, what waits has failed."""
+        ...
+
+    async def shut(self) -> None:
+        """Close the connection, after `run`. Cancellation: it is closed all the same."""
+        ...
+
+
+class Life:
+    """The connections of one life. `name`: the database, for errors."""
+
+    def __init__(self, name: str, queues: LivingWriter, publishing: LivingWriter) -> None:
         self._name = name
-        self.queues = ThreadWriter(SqliteConnection(path, name, "NORMAL"), name, turn)
-        """A claim or settlement that a power cut forgets is a redelivery."""
-        self.publishing = ThreadWriter(SqliteConnection(path, name, "FULL"), name, turn)
-        """A publish that a power cut forgets would be a loss."""
-        self._writers = (self.queues, self.publishing)
+        self.queues = queues
+        self.publishing = publishing
+        self._writers = (queues, publishing)
         self._links = 0
         self._changed = trio.Event()
         self._over = trio.Event()
@@ -39,7 +62,7 @@ class SqliteLife:
     async def run(
         self, goodbye: float, up: Callable[[], AbstractContextManager[None]], started: Callable[[], None]
     ) -> None:
-        """Open the file, serve until cancelled. Raises `LinkRefused`, `ConnectionBroken`.
+        """Connect, serve until cancelled. Raises `LinkRefused`, `ConnectionBroken`.
 
         Cancellation: links say goodbye, then both connections are closed, within `goodbye`; a thread that hangs then is
         left alone with its connection, which it closes when it ends.
@@ -81,7 +104,7 @@ class SqliteLife:
     def _broken(self) -> ConnectionBroken | None:
         return next((writer.error for writer in self._writers if writer.error is not None), None)
 
-    async def _write(self, writer: ThreadWriter) -> None:
+    async def _write(self, writer: LivingWriter) -> None:
         try:
             await writer.run()
         finally:

@@ -1,0 +1,139 @@
+"""PostgreSQL as a dialect: a server's database, with the lease form."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from links.errors import ConnectionBroken, LinkRefused
+from links.sql.life import Life
+from links.sql.postgres.codes import is_refusal
+from links.sql.postgres.trio_connection import TrioConnection
+from links.sql.postgres.values import tolerate
+from links.sql.postgres.writer import PostgresWriter
+from links.sql.table import Table, split
+from settlement.sql import AdvisoryLock, ClaimForm, Lease, RowLock
+
+__all__ = ["PostgresDialect"]
+
+_LEGAL = "'postgresql://user:password@host:5432/database'"
+_OLDEST = 120000
+"""PostgreSQL 12: MATERIALIZED."""
+_SESSION = b"""SELECT current_setting('transaction_read_only'), set_config('DateStyle', 'ISO', false),
+    set_config('extra_float_digits', '3', false),
+    set_config('default_transaction_isolation', 'read committed', false)"""
+"""What a database or a role may set otherwise: times and floats are read as they are, the order of day and month in a
+text stays; and each statement looks at what others have committed before it, not before its transaction."""
+_ONE = 5
+"""Seconds for each look whether two URLs name one database."""
+
+
+class PostgresDialect:
+    """One database of a server, by a URL as libpq takes it.
+
+    https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS. Raises `ValueError` for a URL that
+    libpq cannot read, or that names no database.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        try:
+            given = conninfo_to_dict(f"postgresql://{url.partition('://')[2]}")
+        except psycopg.ProgrammingError:
+            raise ValueError(f"url must be {_LEGAL}, with the parameters of libpq behind a '?'") from None
+        if not given.get("dbname"):
+            raise ValueError(f"url must be {_LEGAL}: it names no database")
+        self._given = {key: str(value) for key, value in given.items()}
+        self.where = tuple(self._given.get(key) for key in ("host", "hostaddr", "port", "dbname"))
+        where = parts.netloc.rpartition("@")[2]
+        self.name = f"postgresql://{where}/{quote(unquote(parts.path.lstrip('/')) or self._given['dbname'])}"
+
+    @property
+    def conninfo(self) -> str:
+        """For libpq; it holds the password."""
+        return make_conninfo("", **{"application_name": "trio-settlement", **self._given, "client_encoding": "UTF8"})
+
+    def life(self) -> Life:
+        """A new life, not yet begun."""
+        return Life(self.name, PostgresWriter(self.connect, self.name), PostgresWriter(self.connect, self.name))
+
+    async def connect(self) -> TrioConnection:
+        """A connection that may write, in autocommit.
+
+        Raises `LinkRefused` where the server says no, is too old or takes no writes; `ConnectionBroken` else.
+        Cancellation: there is none.
+        """
+        try:
+            connection = await TrioConnection.open(self.conninfo)
+        except psycopg.OperationalError as error:
+            why = f"{self.name}: {' '.join(str(error).split())}"
+            if is_refusal(error):
+                raise LinkRefused(why) from None
+            raise ConnectionBroken(why) from None
+        try:
+            await self._check(connection)
+        except psycopg.Error as error:
+            connection.finish()
+            raise ConnectionBroken(f"{self.name}: {error}") from error
+        except BaseException:
+            connection.finish()
+            raise
+        tolerate(connection)
+        return connection
+
+    async def _check(self, connection: TrioConnection) -> None:
+        if connection.info.server_version < _OLDEST:
+            raise LinkRefused(f"{self.name}: the server is older than PostgreSQL 12")
+        found = await (await connection.execute(_SESSION)).fetchone()
+        if found is None or found[0] != "off":
+            raise LinkRefused(
+                f"{self.name}: the server takes no writes (a standby, or default_transaction_read_only is on); name "
+                "the primary, such as by target_session_attrs=read-write in the URL"
+            )
+
+    def form(self, claim: ClaimForm | None, table: Table[Any]) -> ClaimForm:
+        """`Lease(…)` where the table has a locked_until column, `RowLock()` where it has none; None: that of the two.
+
+        Raises `ValueError` for the one where the other fits, and for `AdvisoryLock`, which is not there yet.
+        """
+        leases = table.locked_until is not None
+        if claim is None:
+            return Lease(30.0) if leases else RowLock()
+        if isinstance(claim, Lease) and not leases:
+            raise ValueError(f"table must have a locked_until column for Lease(…), and {table.name!r} has none")
+        if isinstance(claim, RowLock) and leases:
+            raise ValueError(
+                f"claim must be Lease(seconds), not RowLock(), for a table with a locked_until column: {table.name!r} "
+                "may be leased by others; leave the role out of Table(…) where it is not"
+            )
+        if isinstance(claim, AdvisoryLock):
+            raise ValueError(f"claim must be Lease(seconds) or RowLock(), not {claim!r}: it is not built yet")
+        return claim
+
+    def spelled(self, table: str) -> str:
+        """Schema `public` is left out."""
+        schema, *rest = split(table)
+        return rest[0] if rest and schema == "public" else table
+
+    def is_named_as(self, other: object) -> bool:
+        """Do both name the same database of the same host and port?"""
+        return isinstance(other, PostgresDialect) and other.where == self.where
+
+    def is_one_with(self, other: object) -> bool:
+        """Is it the same database, by its server's start and its own number? Blocks: in a thread."""
+        if not isinstance(other, PostgresDialect):
+            return False
+        try:
+            return self.identity() == other.identity()
+        except psycopg.Error:
+            return False
+
+    def identity(self) -> tuple[Any, ...] | None:
+        """What no two databases have in common. Blocks. Raises `psycopg.Error`."""
+        with psycopg.connect(self.conninfo, connect_timeout=_ONE, autocommit=True) as connection:
+            return connection.execute(
+                b"SELECT pg_postmaster_start_time()::text, oid FROM pg_database WHERE datname = current_database()"
+            ).fetchone()

@@ -1,0 +1,169 @@
+"""The lease form's verbs on PostgreSQL, each one statement, for many rows at once: claim, say, extend, let go.
+
+Nothing here waits for a row that another transaction has locked: it is told as not touched, and `held` tells whether it
+is still ours. A statement that fails has changed nothing.
+
+Cancellation, anywhere: the statement is cancelled on the server, and took effect or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from links.sql.jobs import Passing
+from links.sql.postgres.codes import is_of_the_row, is_reshaped
+from links.sql.postgres.looked import Ignored, Looked
+from links.sql.postgres.statements import LeaseStatements
+from links.sql.postgres.trio_connection import TrioConnection
+from links.sql.rows import Row, Token
+from settlement.sql import Delay, Finish, MoveToGroup, PutBack, Verb, lease_of
+
+__all__ = ["PostgresLease"]
+
+
+class PostgresLease(Looked[LeaseStatements]):
+    """The verbs for one queue of one table."""
+
+    @property
+    def lease(self) -> float:
+        """Seconds."""
+        return lease_of(self.claim_form)
+
+    # --- claim -------------------------------------------------------------------------------------------------------
+
+    async def claim(self, connection: TrioConnection, room: int, passing: Passing) -> list[Row]:
+        """Lease up to `room` due rows in the queue's order, but for those that are passed over.
+
+        One that cannot be leased is `passing`'s, and the claim goes on behind it. Raises what says nothing of a row.
+        """
+        taken: list[Row] = []
+        passing.complete = False
+        while not passing.enough:
+            wanted = room - len(taken)
+            values: dict[str, Any] = {
+                "group": self.group,
+                "lease": self.lease,
+                "room": wanted,
+                "over": [*passing.held, *passing.over, *passing.failed, *[row[0] for row in taken]],
+            }
+            if passing.singly:
+                found = await self._one_by_one(connection, values, passing)
+            else:
+                try:
+                    found = await self.rows(connection, self.texts.claim, values)
+                except psycopg.Error as error:
+                    if connection.closed or not (is_of_the_row(error) or is_reshaped(error)):
+                        raise
+                    if is_reshaped(error):  # by a column that is gone, or else by a row's trigger
+                        await self.look_again(connection, now=True)
+                    passing.singly = True
+                    connection.unprepare()  # it may be the plan that fails, and no row
+                    continue
+            taken += await self._leased(connection, found, passing)
+            if len(found) < wanted:
+                passing.complete = True
+                break
+            if len(taken) == room:
+                break
+        return taken
+
+    async def _one_by_one(
+        self, connection: TrioConnection, values: dict[str, Any], passing: Passing
+    ) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = []
+        for (key,) in await self.rows(connection, self.texts.look, values):
+            if passing.enough:
+                break
+            try:
+                found += await self.rows(connection, self.texts.claim_one, {**values, "id": key})
+            except psycopg.Error as error:
+                if connection.closed or not is_of_the_row(error):
+                    raise
+                passing.failed[key] = error
+                found.append((key, None, error))
+        return found
+
+    async def _leased(
+        self, connection: TrioConnection, found: Sequence[tuple[Any, ...]], passing: Passing
+    ) -> list[Row]:
+        leased = [row for row in found if row[1] is not None]
+        if self.schema.echoes and leased:
+            ours = await self.holds(connection, [(row[0], row[1], row[2]) for row in leased])
+            leased = [leased[number] for number in sorted(ours)]
+        taken = {row[0] for row in leased}
+        for row in found:
+            if row[0] not in taken and row[0] not in passing.failed:
+                passing.failed[row[0]] = Ignored("a trigger has ignored the lease, changed it or taken it back")
+        return [self.row(row) for row in leased]
+
+    # --- settle ------------------------------------------------------------------------------------------------------
+
+    async def say(self, connection: TrioConnection, verbs: Sequence[Verb], tokens: Sequence[Token]) -> set[int]:
+        """Carry out these verbs, of one kind, and not a move; the places in the list of those that were touched.
+
+        Raises `psycopg.Error`: none was.
+        """
+        verb = verbs[0]
+        values = self._bound(tokens)
+        statement = ""
+        match verb:
+            case Finish():
+                statement = self.texts.finish
+            case PutBack():
+                statement = self.texts.release
+            case Delay():
+                statement = self.texts.delay
+                values["seconds"] = [each.seconds for each in verbs if isinstance(each, Delay)]
+            case MoveToGroup(group):
+                statement = self.texts.regroup
+                values["to"] = group
+            case _:
+                pass
+        if not statement:
+            raise ValueError(f"table {self.table.name!r} has no column for it")
+        return await self._touched(connection, statement, values)
+
+    async def move(self, connection: TrioConnection, token: Token, to: str) -> bool:
+        """As `Looked.moved`, by its token."""
+        return await self.moved(connection, self._bound([token]), to, token[0])
+
+    async def holds(self, connection: TrioConnection, tokens: Sequence[Token]) -> set[int]:
+        """Which of these rows are still ours? Raises `psycopg.Error`."""
+        return await self._touched(connection, self.texts.holds, self._bound(tokens))
+
+    async def extend(self, connection: TrioConnection, tokens: Sequence[Token]) -> dict[int, Token]:
+        """Lease these again: the tokens that now hold those that were touched. Raises `psycopg.Error`: none was."""
+        values = {**self._bound(tokens), "lease": self.lease}
+        found = await self.rows(connection, self.texts.extend, values)
+        return {n - 1: (tokens[n - 1][0], token, tokens[n - 1][2]) for n, token in found if token is not None}
+
+    async def extended(self, connection: TrioConnection, tokens: Sequence[Token]) -> dict[int, Token]:
+        """After a renewal that may have been made: the tokens of those that are of the same attempt, and so ours.
+
+        Without an attempt column nothing tells. Raises `psycopg.Error`.
+        """
+        if not self.texts.extended:
+            return {}
+        found = await self.rows(connection, self.texts.extended, self._bound(tokens))
+        return {n - 1: (tokens[n - 1][0], token, tokens[n - 1][2]) for n, token in found}
+
+    async def let_go(self, connection: TrioConnection, tokens: Sequence[Token], *, counted: bool) -> set[int]:
+        """Let leases go; not `counted`: the attempts are what they were before the claim. Which were touched.
+
+        Raises `psycopg.Error`: none was.
+        """
+        statement = self.texts.release if counted else self.texts.give_back
+        return await self._touched(connection, statement, self._bound(tokens))
+
+    # --- statements --------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _bound(tokens: Sequence[Token]) -> dict[str, Any]:
+        ids, expiries, attempts = zip(*tokens, strict=True)
+        return {"ids": [*ids], "tokens": [*expiries], "attempts": [*attempts], "seconds": []}
+
+    async def _touched(self, connection: TrioConnection, statement: str, values: dict[str, Any]) -> set[int]:
+        return {row[0] - 1 for row in await self.rows(connection, statement, values) if all(row[1:])}

@@ -1,0 +1,284 @@
+"""The SQL texts of each form on PostgreSQL. Pure: a description in, texts out.
+
+Of the lease form each is one statement, so a transaction of its own. Those that carry tokens take arrays, one entry for
+each delivery, and give the number of each that they touched, from 1, and whether that has become of the row what was
+written: a trigger may leave it as it was. They wait for nobody: a row that another transaction has locked is skipped,
+and is held by its token as before.
+
+The clock is the server's, as it is when the statement runs: `(SELECT clock_timestamp())` is read once, so that an index
+serves the comparison; `now()` would be that of BEGIN. A token is the expiry as a text in UTC, to the microsecond,
+whatever the session's time zone and date style.
+"""
+
+# ruff: noqa: S608 -- identifiers are quoted, values are bound
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from links.sql.postgres.schema import PostgresSchema, quote, quote_table
+from links.sql.table import Table
+
+__all__ = ["LeaseStatements", "RowLockStatements", "Rows", "insert", "later"]
+
+_NOW = "(SELECT clock_timestamp())"
+_EXPIRY = "clock_timestamp() + make_interval(secs => %(lease)s)"
+
+
+def later(seconds: str) -> str:
+    """So many seconds from now; a timestamptz ends in the year 294276, so more than 3,000 years are cut to that."""
+    return f"clock_timestamp() + make_interval(secs => LEAST({seconds}, 1e11))"
+
+
+def _token(column: str) -> str:
+    return f"""to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+
+
+class Rows:
+    """What the texts of every form are made of: which rows a claim may have, in which order, and what it reads.
+
+    Attributes:
+        table: Which one.
+        schema: Its columns.
+        name: Its name, quoted.
+        id: The id's column, quoted.
+        ids: The type of an array of ids.
+        events: The names of its texts, to be tried when the table is looked at.
+        delays: What may be bound as `seconds`.
+    """
+
+    events: tuple[str, ...] = ()
+    delays: Any = None
+    look: str
+    """The ids of up to `room` due rows but for `over`, in the queue's order; binds `group`."""
+
+    def __init__(self, table: Table[Any], schema: PostgresSchema) -> None:
+        self.table, self.schema = table, schema
+        self.name, self.id = quote_table(table.name), quote(table.id)
+        self.kind = schema[table.id].array
+        self.ids = f"{self.kind}[]"
+        self.look = f"SELECT {schema.key(table.id, 'j')} {self.due()}"
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The columns that order the queue: priority and retry_after where they cannot be NULL, then the id."""
+        ordering = (self.table.priority, self.table.retry_after)
+        return (*(column for column in ordering if column and not self.schema[column].nullable), self.table.id)
+
+    def due(self, more: str = "", end: str = "") -> str:
+        """FROM to LIMIT: the rows that a claim may have."""
+        table = self.table
+        due: list[str] = []
+        if table.group:
+            due.append(f"j.{quote(table.group)} = %(group)s")
+        if table.retry_after:
+            column = f"j.{quote(table.retry_after)}"
+            visible = f"{column} <= {_NOW}"
+            due.append(f"({column} IS NULL OR {visible})" if self.schema[table.retry_after].nullable else visible)
+        if table.processed_at:
+            due.append(f"j.{quote(table.processed_at)} IS NULL")
+        if table.locked_until:
+            lock = f"j.{quote(table.locked_until)}"
+            due.append(f"({lock} IS NULL OR {lock} <= {_NOW})")
+        due.append(f"NOT (j.{self.id} = ANY (%(over)s::{self.ids}))")
+        ordering = ", ".join(f"j.{quote(column)}" for column in self.order)
+        return f"FROM {self.name} j WHERE {' AND '.join(due)}{more} ORDER BY {ordering} LIMIT %(room)s{end}"
+
+    @property
+    def selected(self) -> list[str]:
+        """Id, payload, headers, key; in row mode every column too."""
+        table, schema = self.table, self.schema
+        roles = (table.payload, table.headers, table.partition_key)
+        fixed = [schema.read(column, "j") if column else "NULL" for column in roles]
+        row = [] if table.payload else [f"j.{quote(column)}" for column in schema.names]
+        return [schema.key(table.id, "j"), *fixed, *row]
+
+    def move(self, to: str, columns: Sequence[str]) -> str:
+        """Move a row to the table `to`: these columns by name, with an empty lease.
+
+        Gives how many have left and arrived, and the id there; where one has not arrived, it is to be rolled back.
+        """
+        raise NotImplementedError
+
+    def _moved(self, gone: str, to: str, columns: Sequence[str]) -> str:
+        values = ["NULL" if column == self.table.locked_until else f"gone.{quote(column)}" for column in columns]
+        return (
+            f"{gone}, moved AS (INSERT INTO {quote_table(to)} ({', '.join(map(quote, columns))}) "
+            f"OVERRIDING SYSTEM VALUE SELECT {', '.join(values)} FROM gone RETURNING {self.id} AS id) "
+            "SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM moved), (SELECT id::text FROM moved)"
+        )
+
+
+class LeaseStatements(Rows):
+    """Every text of the lease form for one table; one whose column the table has not is empty.
+
+    Tokens are bound as `ids`, `tokens`, `attempts`.
+    """
+
+    events = ("look", "claim", "claim_one", "holds", "finish", "release", "give_back", "delay", "regroup", "extend")
+    delays: Any = []  # noqa: RUF012 -- never changed
+    claim: str
+    """Lease up to `room` due rows but for those whose ids are in `over`; binds `group` and `lease`, seconds.
+
+    Gives, in the queue's order, id, token (NULL: a trigger has ignored the lease), attempt after the claim, payload,
+    headers, key; in row mode then every column, as it was before.
+    """
+    claim_one: str
+    """The same for the row of this `id` alone, which must be due."""
+    holds: str
+    """The numbers of those whose token is still there."""
+    finish: str
+    """Mark as processed, or delete."""
+    release: str
+    """Let the lease go; the attempt stays counted."""
+    give_back: str
+    """Let the lease go; the attempt is what it was before the claim."""
+    delay: str
+    """Let the lease go; each not due before its own entry of `seconds` has passed."""
+    regroup: str
+    """Let the lease go; the rows are of group `to`."""
+    extend: str
+    """Lease for `lease` seconds from now; gives number and new token."""
+    extended: str
+    """Number and token of those that are of the same attempt still: whatever became of a renewal, they are ours."""
+
+    def __init__(self, table: Table[Any], schema: PostgresSchema) -> None:
+        super().__init__(table, schema)
+        assert table.locked_until is not None, "the lease form has a lease"  # noqa: S101 -- an invariant of ours
+        self._lock = quote(table.locked_until)
+        self._count = quote(table.attempt) if table.attempt else None
+        given = f"unnest(%(ids)s::{self.ids}, %(tokens)s::timestamptz[], %(attempts)s::bigint[], %(seconds)s::float8[])"
+        self._given = f"{given} WITH ORDINALITY AS g(id, token, attempt, seconds, n)"
+        same = f"j.{self.id} = g.id"
+        if self._count:
+            same += f" AND j.{self._count} = g.attempt"
+        self._mine = f"{same} AND j.{self._lock} = g.token"
+        free, back = f"{self._lock} = NULL", f"{self._lock} = NULL"
+        if self._count:
+            back += f", {self._count} = j.{self._count} - 1"
+        one = f" AND j.{self.id} = %(id)s::{self.kind}"
+        self.claim, self.claim_one = self._claim(""), self._claim(one)
+        self.holds = f"SELECT g.n FROM {self.name} j JOIN {self._given} ON {self._mine}"
+        self.release, self.give_back = self._update(free), self._update(back)
+        self.finish = self._freed(free, table.processed_at, "clock_timestamp()") or self._delete()
+        self.delay = self._freed(free, table.retry_after, later("held.seconds"))
+        self.regroup = self._freed(free, table.group, "%(to)s")
+        self.extend = self._update(f"{self._lock} = {_EXPIRY}", so=self._leased)
+        self.extended = (
+            f"SELECT g.n, {_token(f'j.{self._lock}')} FROM {self.name} j JOIN {self._given} "
+            f"ON {same} AND j.{self._lock} > clock_timestamp()"
+            if self._count
+            else ""
+        )
+
+    def _claim(self, more: str) -> str:
+        columns = [f"{value} AS c{number}" for number, value in enumerate((f"j.{self.id}", *self.selected))]
+        names = [f"d.c{number}" for number in range(len(columns))]
+        count = f", {self._count} = COALESCE(j.{self._count}, 1) + 1" if self._count else ""
+        after = f"j.{self._count}" if self._count else "NULL::bigint"
+        return (
+            f"WITH due AS MATERIALIZED (SELECT {', '.join(columns)} "
+            f"{self.due(more, ' FOR NO KEY UPDATE OF j SKIP LOCKED')}), "
+            "numbered AS MATERIALIZED (SELECT row_number() OVER () AS n, * FROM due), "
+            f"leased AS (UPDATE {self.name} j SET {self._lock} = {_EXPIRY}{count} FROM numbered d "
+            f"WHERE j.{self.id} = d.c0 RETURNING d.n, {self._leased} AS token, {after} AS attempt) "
+            f"SELECT {names[1]}, l.token, l.attempt, {', '.join(names[2:])} "
+            "FROM numbered d LEFT JOIN leased l USING (n) ORDER BY n"
+        )
+
+    @property
+    def _leased(self) -> str:
+        """The token that is stored now; NULL where a trigger has left none, or one that is over."""
+        return f"CASE WHEN j.{self._lock} > clock_timestamp() THEN {_token(f'j.{self._lock}')} END"
+
+    def _held(self, how: str) -> str:
+        return (
+            f"WITH held AS MATERIALIZED (SELECT j.{self.id} AS id, g.n, g.seconds FROM {self.name} j "
+            f"JOIN {self._given} ON {self._mine} ORDER BY j.{self.id} FOR {how} OF j SKIP LOCKED)"
+        )
+
+    def _update(self, what: str, *, so: str = "") -> str:
+        """`so`: what tells of the row that it has become so, for a trigger may leave it as it was."""
+        return (
+            f"{self._held('NO KEY UPDATE')} UPDATE {self.name} j SET {what} FROM held WHERE j.{self.id} = held.id "
+            f"RETURNING held.n, {so or f'j.{self._lock} IS NULL'}"
+        )
+
+    def _freed(self, free: str, column: str | None, value: str) -> str:
+        if not column:
+            return ""
+        so = f"j.{self._lock} IS NULL AND j.{quote(column)} IS NOT NULL"
+        return self._update(f"{free}, {quote(column)} = {value}", so=so)
+
+    def _delete(self) -> str:
+        return (
+            f"{self._held('UPDATE')} DELETE FROM {self.name} j USING held WHERE j.{self.id} = held.id RETURNING held.n"
+        )
+
+    def move(self, to: str, columns: Sequence[str]) -> str:
+        """As `Rows.move`, by its token."""
+        gone = f"DELETE FROM {self.name} j USING held WHERE j.{self.id} = held.id RETURNING j.*"
+        return self._moved(f"{self._held('UPDATE')}, gone AS ({gone})", to, columns)
+
+
+def _set(column: str | None, value: str) -> str:
+    return f"{quote(column)} = {value}" if column else ""
+
+
+class RowLockStatements(Rows):
+    """The texts of the row-lock form for one table; one whose column the table has not is empty.
+
+    They are sent with the values written into them, several in one string. The row in hand is bound as `id`.
+    """
+
+    events = ("look", "claim", "finish", "put_back", "delay", "regroup")
+    delays = 0.0
+    claim: str
+    """Lock the first due row but for those whose ids are in `over`, of `group`; gives what a lease's claim gives."""
+    finish: str
+    """Mark as processed, or delete."""
+    put_back: str
+    """Count the attempt."""
+    delay: str
+    """Count the attempt; not due before `seconds` have passed."""
+    regroup: str
+    """The row is of group `to`."""
+
+    def __init__(self, table: Table[Any], schema: PostgresSchema) -> None:
+        super().__init__(table, schema)
+        counted = f"COALESCE(j.{quote(table.attempt)}, 1) + 1" if table.attempt else "NULL::bigint"
+        key, *rest = self.selected
+        head = ", ".join((key, "NULL", counted, *rest))
+        self.claim = f"SELECT {head} {self.due('', ' FOR NO KEY UPDATE OF j SKIP LOCKED')}"
+        count = _set(table.attempt, counted)
+        self._mine = f"WHERE j.{self.id} = %(id)s::{self.kind}"
+        self.put_back = self._update(count)
+        self.finish = self._update(_set(table.processed_at, "clock_timestamp()")) or self._delete
+        due = _set(table.retry_after, later("%(seconds)s"))
+        self.delay = self._update(", ".join(filter(None, (due, count)))) if due else ""
+        self.regroup = self._update(_set(table.group, "%(to)s"))
+
+    @property
+    def _delete(self) -> str:
+        return f"DELETE FROM {self.name} j {self._mine}"
+
+    def _update(self, what: str) -> str:
+        return f"UPDATE {self.name} j SET {what} {self._mine}" if what else ""
+
+    def move(self, to: str, columns: Sequence[str]) -> str:
+        """As `Rows.move`, by its id."""
+        return self._moved(f"WITH gone AS ({self._delete} RETURNING j.*)", to, columns)
+
+
+def insert(table: str, values: Sequence[tuple[str, str]], *, once: str | None = None) -> str:
+    """Insert a row: each column with its expression; `once`: do nothing where that column has the value already."""
+    name = quote_table(table)
+    if not values:
+        return f"INSERT INTO {name} DEFAULT VALUES"
+    columns = ", ".join(quote(column) for column, _ in values)
+    end = f" ON CONFLICT ({quote(once)}) DO NOTHING" if once else ""
+    return (
+        f"INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE "
+        f"VALUES ({', '.join(expression for _, expression in values)}){end}"
+    )

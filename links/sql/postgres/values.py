@@ -1,0 +1,59 @@
+"""How the values of a row are read: what Python's type cannot hold is a text, and no reason to fail for all rows.
+
+PostgreSQL has dates beyond the year 9999, before Christ and at infinity, and a time 24:00; Python's have none of these.
+Its JSON may be nested deeper than Python reads, or hold a longer number. An error here would come when the rows are
+leased already, and nobody would know which.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import DataError, NotSupportedError
+from psycopg.abc import Loader
+from psycopg.adapt import AdaptersMap
+from psycopg.types.datetime import (
+    DateLoader,
+    IntervalLoader,
+    TimeLoader,
+    TimestampLoader,
+    TimestamptzLoader,
+    TimetzLoader,
+)
+from psycopg.types.json import JsonbLoader, JsonLoader
+
+from links.sql.postgres.trio_connection import TrioConnection
+
+__all__ = ["tolerate"]
+
+
+def _tolerant(usual: Any) -> type[Loader]:
+    class Tolerant(usual):  # type: ignore[misc]  # a class of psycopg's
+        """As usual, else the text."""
+
+        def load(self, data: Any) -> Any:
+            try:
+                return usual.load(self, data)
+            except (DataError, NotSupportedError, ValueError, OverflowError, RecursionError):
+                return bytes(data).decode()
+
+    return Tolerant
+
+
+_LOADERS = {
+    "date": _tolerant(DateLoader),
+    "json": _tolerant(JsonLoader),
+    "jsonb": _tolerant(JsonbLoader),
+    "time": _tolerant(TimeLoader),
+    "timestamp": _tolerant(TimestampLoader),
+    "timestamptz": _tolerant(TimestamptzLoader),
+    "timetz": _tolerant(TimetzLoader),
+    "interval": _tolerant(IntervalLoader),
+}
+
+
+def tolerate(connection: TrioConnection) -> None:
+    """Read rows of this connection so."""
+    adapters: AdaptersMap = connection.adapters
+    for name, loader in _LOADERS.items():
+        adapters.register_loader(name, loader)

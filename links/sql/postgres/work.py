@@ -1,0 +1,330 @@
+"""How the jobs are carried out on PostgreSQL: by few statements, each a transaction of its own.
+
+A statement for many rows that fails by one of them is said again row by row, so that it touches its own row alone.
+
+A connection may break while a statement runs: then nobody knows what became of it. The same work is run again on
+another connection, and goes on where it stood; what touches nothing then may have been done before: *unknown*, never
+*lost*.
+
+Cancellation: as `links.sql.postgres.lease` says; what was carried out stands in the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import psycopg
+
+from links.abc import Received
+from links.errors import CallBroken, ConnectionBroken, LeaseLost, LinkError, SettlementUnknown
+from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Release, Saying, Settling
+from links.sql.postgres.codes import is_again, is_reshaped
+from links.sql.postgres.insert import PostgresInserter
+from links.sql.postgres.lease import PostgresLease
+from links.sql.postgres.looked import Ignored
+from links.sql.postgres.row_lock import Connect, PostgresRowLock
+from links.sql.postgres.trio_connection import TrioConnection
+from links.sql.table import Table
+from settlement.sql import Delay, Lease, MoveToTable, Verb
+
+__all__ = ["PostgresWork", "Work"]
+
+J = TypeVar("J", bound=Job)
+T = TypeVar("T")
+
+_TRIES = 5
+"""So often is a statement run that others only got into the way of."""
+
+_IGNORED = (
+    "it touched no row, although the lease is ours: another transaction has locked the row, or a trigger ignores it"
+)
+
+
+class Work(Protocol):
+    """One job, which may be run again on another connection."""
+
+    async def run(self, connection: TrioConnection) -> None:
+        """Carry it out. Raises `psycopg.Error` where the connection broke amid it."""
+        ...
+
+    def lost(self, error: ConnectionBroken) -> bool:
+        """The connection broke while it ran: shall it be run again? Else it has failed, as far as anybody knows."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """It was not carried out."""
+        ...
+
+
+class _Whole(Generic[J]):
+    """A job in one piece."""
+
+    def __init__(self, job: J) -> None:
+        self.job = job
+
+    async def run(self, connection: TrioConnection) -> None:
+        self.job.error = None
+        try:
+            await self.work(connection)
+        except LinkError as error:
+            self.job.error = error
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            self.job.error = error
+
+    async def work(self, connection: TrioConnection) -> None:
+        """The statements."""
+        raise NotImplementedError
+
+    def lost(self, error: ConnectionBroken) -> bool:
+        self.fail(CallBroken(str(error)))
+        return False
+
+    def fail(self, error: BaseException) -> None:
+        self.job.fail(error)
+
+
+class _Look(_Whole[Look]):
+    def __init__(self, job: Look, connect: Connect) -> None:
+        super().__init__(job)
+        self._connect = connect
+
+    async def work(self, connection: TrioConnection) -> None:
+        job = self.job
+        asked = job.table, job.group, job.claim
+        form: PostgresLease | PostgresRowLock
+        if isinstance(job.claim, Lease):
+            form = PostgresLease(*asked, subscription=job.subscription, dead_letter=job.dead_letter)
+        else:
+            form = PostgresRowLock(
+                *asked, subscription=job.subscription, dead_letter=job.dead_letter, connect=self._connect
+            )
+        await form.look(connection)
+        job.form = form
+
+
+class _Claim(_Whole[Claim]):
+    async def work(self, connection: TrioConnection) -> None:
+        job, form = self.job, _form(self.job)
+        await form.look_again(connection)
+        for left in range(_TRIES, 0, -1):
+            try:
+                job.rows = await form.claim(connection, job.room, job.passing)
+                return
+            except psycopg.Error as error:
+                reshaped = is_reshaped(error)
+                if connection.closed or left == 1 or not (reshaped or is_again(error)):
+                    raise
+            if reshaped:
+                connection.unprepare()  # a statement that was prepared for other columns fails for ever
+                await form.look_again(connection, now=True)
+
+
+class _Each(Generic[T]):
+    """Each item; `job` is an `Each`."""
+
+    def __init__(self, job: Each[T]) -> None:
+        self.job, self.form = job, _form(job)
+        self.left: list[list[T]] = []
+        """What is still to be done: those of one entry by one statement."""
+        self.again = False
+        """The first of them may have been done by a connection that broke."""
+
+    async def run(self, connection: TrioConnection) -> None:
+        self.job.error = None
+        try:
+            while self.left:
+                await self._group(connection, self.left[0])
+                self.again = False
+                del self.left[0]
+        except LinkError as error:
+            for group in self.left:
+                for item in group:
+                    self.job.refuse(item, error)
+
+    async def _group(self, connection: TrioConnection, items: list[T]) -> None:
+        for left in range(_TRIES, 0, -1):
+            try:
+                await self.some(connection, items)
+                return
+            except psycopg.Error as error:
+                if connection.closed:
+                    raise
+                failure = error
+            reshaped = is_reshaped(failure)
+            if left == 1 or not (reshaped or is_again(failure)):
+                await self._failed(connection, items, failure)
+                return
+            if reshaped:
+                connection.unprepare()
+                await self.form.look_again(connection, now=True)
+
+    async def _failed(self, connection: TrioConnection, items: list[T], error: BaseException) -> None:
+        """One by one, so that one that fails does not touch the others."""
+        if len(items) == 1:
+            self.job.refuse(items[0], error)
+            return
+        while items:
+            await self._group(connection, items[:1])
+            del items[0]
+
+    async def some(self, connection: TrioConnection, items: Sequence[T]) -> None:
+        """The statements for these. Raises `psycopg.Error`: nothing was done."""
+        raise NotImplementedError
+
+    def lost(self, error: ConnectionBroken) -> bool:  # noqa: ARG002 -- it goes on
+        self.again = True
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        self.job.fail(error)
+
+
+def _kind(verb: Verb) -> Hashable:
+    """Those of one kind are said by one statement."""
+    return Delay if isinstance(verb, Delay) else verb
+
+
+class _Settle(_Each[Saying]):
+    def __init__(self, job: Settling) -> None:
+        super().__init__(job)
+        self._settling = job
+        groups: dict[Hashable, list[Saying]] = {}
+        for item in job.items:
+            groups.setdefault(item if isinstance(item.verb, MoveToTable) else _kind(item.verb), []).append(item)
+        self.left = list(groups.values())
+
+    async def run(self, connection: TrioConnection) -> None:
+        """Say each verb; one that fails is one verdict. The claim comes last, so it may find what was put back."""
+        await super().run(connection)
+        job = self._settling
+        if job.claim is not None:
+            job.claim.room = job.places
+            if job.claim.room:
+                await _Claim(job.claim).run(connection)
+
+    async def some(self, connection: TrioConnection, items: Sequence[Saying]) -> None:
+        tokens = [item.received.token for item in items]
+        verb = items[0].verb
+        if isinstance(verb, MoveToTable):
+            try:
+                touched = {0} if await self.form.move(connection, tokens[0], verb.table) else set[int]()
+            except Ignored as error:
+                self.job.refuse(items[0], error)
+                return
+        else:
+            touched = await self.form.say(connection, [item.verb for item in items], tokens)
+        missed = [number for number in range(len(items)) if number not in touched]
+        ours = await self.form.holds(connection, [tokens[number] for number in missed]) if missed else set[int]()
+        for number in touched:
+            items[number].verdict = None
+        for place, number in enumerate(missed):
+            item = items[number]
+            where = self._settling.where(item)
+            if place in ours:
+                self.job.refuse(item, Ignored(_IGNORED))
+            elif self.again:
+                item.verdict = SettlementUnknown(f"{where}: the connection broke while it was said")
+            else:
+                item.verdict = LeaseLost(
+                    f"{where}: the lease was lost: the row is gone, or was claimed or changed by somebody else"
+                )
+
+
+class _Extend(_Each[Received[Any]]):
+    def __init__(self, job: Extend) -> None:
+        super().__init__(job)
+        self._tokens, self._failed_ones = job.tokens, job.failed
+        self.left = [list(job.items)]
+
+    async def some(self, connection: TrioConnection, items: Sequence[Received[Any]]) -> None:
+        tokens = [item.token for item in items]
+        found = await self.form.extend(connection, tokens)
+        missed = [number for number in range(len(items)) if number not in found]
+        if missed and self.again:
+            old = [tokens[number] for number in missed]
+            found |= {missed[place]: token for place, token in (await self.form.extended(connection, old)).items()}
+            missed = [number for number in missed if number not in found]
+        ours = await self.form.holds(connection, [tokens[number] for number in missed]) if missed else set[int]()
+        for number, token in found.items():
+            self._failed_ones.pop(items[number], None)
+            self._tokens[items[number]] = token
+        for place, number in enumerate(missed):
+            if place in ours:
+                self.job.refuse(items[number], Ignored(_IGNORED))
+            else:
+                self._tokens[items[number]] = None
+
+
+class _Release(_Each[Received[Any]]):
+    def __init__(self, job: Release) -> None:
+        super().__init__(job)
+        groups = ([item for item in job.items if item.started is started] for started in (True, False))
+        self.left = [group for group in groups if group]
+
+    async def some(self, connection: TrioConnection, items: Sequence[Received[Any]]) -> None:
+        tokens = [item.token for item in items]
+        touched = await self.form.let_go(connection, tokens, counted=items[0].started)
+        missed = [number for number in range(len(items)) if number not in touched]
+        for place in await self.form.holds(connection, [tokens[number] for number in missed]) if missed else ():
+            self.job.refuse(items[missed[place]], Ignored(_IGNORED))
+
+
+class _Insert(_Whole[Insert]):
+    def __init__(self, job: Insert, inserter: PostgresInserter) -> None:
+        super().__init__(job)
+        self._inserter = inserter
+
+    async def work(self, connection: TrioConnection) -> None:
+        job = self.job
+        job.inserted = job.number = 0
+        if len(job.letters) == 1:
+            key, letter = job.letters[0]
+            job.inserted = int(await self._inserter.insert(connection, letter, key, once=job.once))
+            return
+        async with connection.transaction():
+            for key, letter in job.letters:
+                job.number += 1
+                job.inserted += await self._inserter.insert(connection, letter, key, once=job.once)
+        job.number = 0
+
+    def lost(self, error: ConnectionBroken) -> bool:
+        """It may be there or not, and is not sent again."""
+        self.fail(error)
+        return False
+
+
+def _form(job: Claim | Each[Any]) -> PostgresLease:
+    form = job.form
+    assert isinstance(form, PostgresLease), "made by a Look on this dialect"  # noqa: S101 -- an invariant of ours
+    return form
+
+
+_EACH: Mapping[type[Job], Callable[[Any], Work]] = {
+    Claim: _Claim,
+    Settling: _Settle,
+    Extend: _Extend,
+    Release: _Release,
+}
+
+
+class PostgresWork:
+    """One connection's: it remembers what it has learned of the tables that are inserted into."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._inserters: dict[tuple[Table[Any], str | None], PostgresInserter] = {}
+
+    def of(self, job: Job) -> Work:
+        """How this job is carried out."""
+        if isinstance(job, Insert):
+            target = (job.table, job.group)
+            inserter = self._inserters.get(target)
+            if inserter is None:
+                inserter = self._inserters[target] = PostgresInserter(*target)
+            return _Insert(job, inserter)
+        if isinstance(job, Look):
+            return _Look(job, self._connect)
+        return _EACH[type(job)](job)

@@ -1,0 +1,73 @@
+"""What psycopg has prepared: a statement that runs often keeps its plan, and no plan outlives what it was made for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from settlement.sql import Finish, MoveToTable, PutBack
+from tests.links.postgres_tables import PostgresTables
+from tests.links.sqlite_kit import broker_of, open_link, say
+
+pytestmark = [pytest.mark.postgres, pytest.mark.servers]
+
+OFTEN = 8
+"""psycopg prepares what it has run five times."""
+
+
+async def test_a_dead_letter_takes_no_prepared_statement_away(database: str) -> None:
+    """The second move after others were prepared, and all that comes behind it."""
+    tables = PostgresTables(database).create()
+    queue = tables.broker().queue(tables.table())
+    async with open_link(queue) as link:
+        for _ in range(3):
+            tables.add(b"dead", *[b"done"] * OFTEN)
+            for number in range(OFTEN + 1):
+                (received,) = await link.receive(1)
+                verb = Finish() if number else MoveToTable("dead")
+                assert list(await link.extend([received])) == []
+                assert list(await link.settle([say(received, verb)])) == [None]
+    assert tables.rows() == []
+    assert len(tables.rows("dead")) == 3
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["payload", "row mode"])
+async def test_a_column_of_another_type_breaks_no_claim(whole: bool, database: str) -> None:
+    """DESIGN 6: the same text on other columns is planned anew, and the claim is right."""
+    tables = PostgresTables(database).create()
+    table: Any = tables.table()
+    if whole:
+        table = attrs.evolve(table, payload=None)
+    queue = tables.broker().queue(table)
+    tables.add(b"body")
+    async with open_link(queue) as link:
+        for kind in ("varchar(9)", "text", "bytea USING lane::bytea", "text USING 'k'"):
+            for _ in range(OFTEN):
+                (received,) = await link.receive(1)
+                assert received.unreadable is None
+                assert list(await link.extend([received])) == []
+                assert list(await link.settle([say(received, PutBack(count=False))])) == [None]
+            tables.run(f"ALTER TABLE jobs ALTER lane TYPE {kind}")
+        (received,) = await link.receive(1)
+        assert received.delivery.key == "k"
+
+
+async def test_who_takes_prepared_statements_away_breaks_nothing(database: str) -> None:
+    """A pooler between us and the server may: the statement is sent again."""
+    tables = PostgresTables(database).create()
+    queue = tables.broker().queue(tables.table())
+    async with open_link(queue) as link:
+        publisher = broker_of(queue).publisher(tables.table())
+        life: Any = broker_of(queue).life
+        for _ in range(2):
+            for number in range(OFTEN):
+                await publisher.publish(b"body")
+                (received,) = await link.receive(1)
+                assert list(await link.extend([received])) == []
+                assert list(await link.settle([say(received, Finish())])) == [None]
+                assert received.delivery.attempt == 1, number
+            for writer in (life.queues, life.publishing):
+                writer._connection.pgconn.exec_(b"DEALLOCATE ALL")
+    assert tables.rows() == []

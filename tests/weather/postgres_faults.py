@@ -1,0 +1,151 @@
+"""Faults between `links.sql` and a PostgreSQL, and what the database itself writes down of each row.
+
+`faulty_connections` lets a connection to a watched database break before a statement that writes, or behind it, when
+its answer is lost; what was ordered by `Faults.order` befalls the next one that it fits. Everything else befalls on the
+server: tests/weather/test_weather_postgres.py. A broker of ours is told from a thief by its application_name, one
+connection from another by its backend's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from links.sql.postgres.trio_connection import TrioConnection
+
+__all__ = ["AUDIT", "FAULTS", "OURS", "Faults", "faulty_connections"]
+
+FAULTS = ("sever", "lose_answer", "lose_verdict", "deadlock")
+_HELD = b"WITH held"
+"""So begins a settlement, an extension or a release."""
+OURS = "life"
+"""How the application_name of a broker under test begins."""
+
+AUDIT = """
+CREATE TABLE audit (what text, id bigint, attempt integer, payload bytea);
+CREATE TABLE claims (
+    n bigint GENERATED ALWAYS AS IDENTITY, id bigint, attempt integer, pid integer, at timestamptz
+);
+CREATE TABLE holders (id bigint PRIMARY KEY, who text, pid integer);
+CREATE TABLE most (pid integer PRIMARY KEY, n bigint);
+
+CREATE FUNCTION gone() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO audit VALUES ('gone', OLD.id, OLD.attempt, OLD.payload);
+    DELETE FROM holders WHERE id = OLD.id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER gone AFTER DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION gone();
+
+CREATE FUNCTION buried() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO audit VALUES ('buried', NEW.id, NEW.attempt, NEW.payload);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER buried AFTER INSERT ON dead FOR EACH ROW EXECUTE FUNCTION buried();
+
+CREATE FUNCTION written() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    who text := current_setting('application_name');
+    before jsonb := to_jsonb(OLD);
+    after jsonb := to_jsonb(NEW);
+BEGIN
+    IF NEW.attempt < OLD.attempt THEN
+        INSERT INTO audit VALUES ('restored', NEW.id, OLD.attempt, NEW.payload);
+    ELSIF NEW.attempt > OLD.attempt AND who LIKE 'life%' THEN
+        INSERT INTO claims (id, attempt, pid, at) VALUES (NEW.id, NEW.attempt, pg_backend_pid(), clock_timestamp());
+    END IF;
+    IF after->>'processed_at' IS NOT NULL AND before->>'processed_at' IS NULL THEN
+        INSERT INTO audit VALUES ('gone', NEW.id, NEW.attempt, NEW.payload);
+    END IF;
+    IF after->>'grp' IS DISTINCT FROM before->>'grp' THEN
+        INSERT INTO audit VALUES ('gone', NEW.id, NEW.attempt, NEW.payload);
+        INSERT INTO audit VALUES ('buried', NEW.id, NEW.attempt, NEW.payload);
+    END IF;
+    IF NEW.locked_until IS NULL THEN
+        DELETE FROM holders WHERE id = NEW.id;
+    ELSE
+        INSERT INTO holders VALUES (NEW.id, who, pg_backend_pid())
+        ON CONFLICT (id) DO UPDATE SET who = EXCLUDED.who, pid = EXCLUDED.pid;
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER written AFTER UPDATE ON jobs FOR EACH ROW EXECUTE FUNCTION written();
+
+CREATE FUNCTION counted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF current_setting('application_name') LIKE 'life%' THEN
+        INSERT INTO most SELECT pg_backend_pid(), count(*) FROM holders WHERE pid = pg_backend_pid()
+        ON CONFLICT (pid) DO UPDATE SET n = GREATEST(most.n, EXCLUDED.n);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER counted AFTER UPDATE ON jobs FOR EACH STATEMENT EXECUTE FUNCTION counted();
+
+CREATE FUNCTION closed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'closed'; END $$;
+"""
+"""What becomes of each row, in the test's own tables. `closed` is for a trigger that the weather makes."""
+
+
+class Faults:
+    """What shall befall the connections to one database. Used in trio and in threads: each step is one of Python's."""
+
+    def __init__(self) -> None:
+        self._ordered: list[str] = []
+        self.happened: list[str] = []
+        self.broken: set[int] = set()
+        """Backends whose connection broke: what they have claimed last may be known to nobody."""
+
+    def order(self, name: str) -> None:
+        """Let this befall the next statement that it fits."""
+        self._ordered.append(name)
+
+    def clear(self) -> None:
+        """Fair weather."""
+        self._ordered.clear()
+
+    def befalls(self, name: str) -> bool:
+        """Does it happen now?"""
+        if name not in self._ordered:
+            return False
+        self._ordered.remove(name)
+        self.happened.append(name)
+        return True
+
+
+def _writes(query: object) -> bool:
+    """A claim or a settlement of ours: each begins with what it may touch."""
+    return isinstance(query, bytes) and query.startswith((b"WITH due", _HELD))
+
+
+def _finishes(query: bytes) -> bool:
+    return query.startswith(_HELD) and (b"DELETE" in query or b"processed_at" in query)
+
+
+@contextmanager
+def faulty_connections(watched: Mapping[str, Faults]) -> Generator[None, None, None]:
+    """Inside, connections of `links.sql` to these databases, by name, have faults."""
+    execute: Any = TrioConnection.execute
+
+    def breaks(connection: TrioConnection, faults: Faults, what: str) -> psycopg.OperationalError:
+        faults.broken.add(connection.info.backend_pid)
+        connection.finish()
+        return psycopg.OperationalError(f"{what} (by the test)")
+
+    async def executing(connection: TrioConnection, query: Any, *arguments: Any, **options: Any) -> Any:
+        faults = None if connection.closed else watched.get(connection.info.dbname)
+        if faults is None or not _writes(query):
+            return await execute(connection, query, *arguments, **options)
+        if faults.befalls("sever"):
+            raise breaks(connection, faults, "severed")
+        if faults.befalls("deadlock"):
+            raise psycopg.errors.DeadlockDetected("deadlock (by the test)")
+        cursor = await execute(connection, query, *arguments, **options)
+        if faults.befalls("lose_answer") or (_finishes(query) and faults.befalls("lose_verdict")):
+            raise breaks(connection, faults, "the answer was lost")
+        return cursor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrioConnection, "execute", executing)
+        yield
