@@ -19,6 +19,7 @@ MODULES = {
     "memory-dispatch": "memory_dispatch",
     "sqlite-lease": "sqlite_lease",
     "sqlite-growth": "sqlite_growth",
+    "postgres-": "postgres_lease",
     "amqp-consume": "amqp_consume",
     "amqp-read": "amqp_read",
     "amqp-publish": "amqp_publish",
@@ -47,9 +48,9 @@ def main(arguments: list[str]) -> int:
         try:
             found: list[Result] = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
         except ModuleNotFoundError as error:
-            if error.name != "proton":
+            if error.name not in {"proton", "psycopg"}:
                 raise
-            print(f"{name}: left out: python-qpid-proton is not installed")
+            print(f"{name}: left out: {error.name} is not installed")
             continue
         for result in found:
             if result.case.startswith(options.only):
