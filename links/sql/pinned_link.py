@@ -2,7 +2,8 @@
 
 Owns as many slots as there are places. A slot is an actor of its own: it owns one connection, claims a row with it,
 watches the connection while a handler works, and carries out what a worker orders; nobody else touches that connection.
-On an empty queue one slot looks and the others wait for it: whoever finds a row sends the next one to look.
+On an empty queue one slot looks and the others wait for it. Whoever finds a row sends the next one to look, and while
+there are rows they look side by side.
 
 Tells `lost` where a connection ended under a delivery: its claim has ended with it, and the row is free again. A
 cancellation leaves no row claimed: the connection of each slot is closed, at the latest. What is shielded, and how
@@ -85,7 +86,10 @@ class PinnedLink(Link[R]):
         """Where `receive` waits."""
         self._turns = trio.lowlevel.ParkingLot()
         """Where slots wait for their turn to look."""
-        self._looking = False
+        self._empty = True
+        """Has the last look found nothing?"""
+        self._looker: _Slot | None = None
+        """Who looks at the empty queue."""
         self._stopped = False
         self._refused: LinkRefused | None = None
         self._over_at: dict[Any, tuple[float, float]] = {}
@@ -181,32 +185,37 @@ class PinnedLink(Link[R]):
 
     # --- what slots ask ----------------------------------------------------------------------------------------------
 
-    async def turn(self) -> Passing:
+    async def turn(self, slot: _Slot) -> Passing:
         """Wait until it is worth to look. Cancellation: nothing was done."""
-        while self._stopped or self._looking:
+        while self._stopped or (self._empty and self._looker is not None):
             await self._turns.park()
-        self._looking = True
-        try:
-            await self._wakes.until_due()
-        except BaseException:
-            self._looking = False
-            self._turns.unpark()
-            raise
-        self._wakes.look()
+        if self._empty:
+            self._looker = slot
+            try:
+                await self._wakes.until_due()
+            except BaseException:
+                self._looker = None
+                self._turns.unpark()
+                raise
+            self._wakes.look()
         now = trio.current_time()
         return Passing((), frozenset(row for row, (until, _) in self._over_at.items() if now < until))
 
     def looked(self, slot: _Slot, row: Row | None) -> Received[R] | None:
         """What a slot has found: the next one's turn, at once where there was something."""
-        self._looking = False
-        received: Received[R] | None = None
-        if row is not None:
-            self._wakes.wake()
-            received = self._reader.read(row, None)
-            self._at[received] = slot
+        if self._looker is slot:
+            self._looker = None
+        self._empty = row is None
+        self._turns.unpark()
+        if row is None:
+            return None
+        received = self._reader.read(row, None)
+        self._at[received] = slot
+        if self._stopped:
+            slot.order(None)
+        else:
             self._ready.append(received)
             self._taken.unpark()
-        self._turns.unpark()
         return received
 
     def ended(self, received: Received[R]) -> None:
@@ -269,7 +278,7 @@ class _Slot:
         """Claim, hold, settle, until cancelled. Cancellation: nothing is held, the connection is closed."""
         pause = _RECONNECT[0]
         while True:
-            passing = await self._link.turn()
+            passing = await self._link.turn(self)
             row: Row | None = None
             trouble: Exception | None = None
             try:

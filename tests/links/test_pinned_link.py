@@ -1,0 +1,234 @@
+"""The link of slots, over connections of the tests' own, in virtual time: what no real server can be made to show."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from links.abc import Received, Settlement, Verdict, beside
+from links.errors import CallBroken, ConnectionBroken, LeaseLost, NotApplied, SettlementUnknown
+from links.sql import Table
+from links.sql.jobs import Passing
+from links.sql.pinned_link import PinnedLink
+from links.sql.rows import Row
+from links.sql.wakes import Wakes
+from settlement.ledger import Line
+from settlement.plans import Plan
+from settlement.sql import Finish, Verb
+
+pytestmark = pytest.mark.sqlite  # it belongs to links.sql, and needs no server
+
+POLL = 1000.0
+
+
+@attrs.define
+class Server:
+    """Rows that are claimed once, in order; a claim takes a second."""
+
+    rows: list[int]
+    table: Table[bytes] = attrs.field(factory=lambda: Table("jobs", id="id", payload="p"))
+    warnings: list[str] = attrs.Factory(list[str])
+    at_once: int = 0
+    most: int = 0
+    claims: int = 0
+    trouble: list[Exception] = attrs.Factory(list[Exception])
+    hangs: bool = False
+    verdicts: list[Verdict] = attrs.Factory(list[Verdict])
+    said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
+    pins: list[FakePin] = attrs.Factory(list["FakePin"])
+
+    def pin(self) -> FakePin:
+        self.pins.append(FakePin(self))
+        return self.pins[-1]
+
+
+class FakePin:
+    """One connection."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.ended = trio.Event()
+        self.closed = 0
+
+    async def claim(self, passing: Passing) -> Row | None:
+        server = self.server
+        server.claims += 1
+        server.at_once += 1
+        server.most = max(server.most, server.at_once)
+        try:
+            await trio.sleep(1)
+        finally:
+            server.at_once -= 1
+        if server.trouble:
+            raise server.trouble.pop()
+        found = next((row for row in server.rows if row not in passing.over), None)
+        if found is None:
+            return None
+        server.rows.remove(found)
+        return (found, None, 2, b"%d" % found, None, None)
+
+    async def settle(self, row: Row, verb: Verb) -> Verdict:
+        if self.server.hangs:
+            await trio.sleep_forever()
+        self.server.said.append((row[0], str(verb)))
+        await trio.lowlevel.checkpoint()
+        return self.server.verdicts.pop() if self.server.verdicts else None
+
+    async def let_go(self) -> None:
+        self.server.said.append((-1, "let go"))
+        await trio.lowlevel.checkpoint()
+
+    async def until_lost(self) -> str:
+        await self.ended.wait()
+        self.ended = trio.Event()
+        return "the test has ended it"
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+async def never() -> ConnectionBroken:
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+@asynccontextmanager
+async def linked(server: Server, *, limit: int = 4) -> AsyncGenerator[tuple[PinnedLink[Any], list[Any]], None]:
+    lost: list[Any] = []
+
+    def lose(received: Received[Any], line: Line) -> None:
+        lost.append((received, line))
+
+    link: PinnedLink[Any] = PinnedLink(
+        server, never, Wakes(POLL), lambda *_: None, lose, source="jobs", subscription="test", goodbye=5.0, limit=limit
+    )
+    async with beside(link.run):
+        try:
+            yield link, lost
+        finally:
+            await link.say_goodbye()  # noqa: ASYNC102 -- it shields itself, with a deadline
+
+
+async def some(link: PinnedLink[Any], count: int) -> list[Received[Any]]:
+    found: list[Received[Any]] = []
+    while len(found) < count:
+        found += await link.receive(count - len(found))
+    return found
+
+
+def finish(received: Received[Any]) -> Settlement:
+    return Settlement(received, Plan(Line.ACKED, Finish()))
+
+
+async def test_slots_look_side_by_side_while_there_are_rows(autojump_clock: MockClock) -> None:
+    """DESIGN 3.8: whoever finds a row sends the next one, so that four places are busy after three claims in a row."""
+    server = Server([*range(100)])
+    async with linked(server) as (link, _):
+        began = trio.current_time()
+        for received in await some(link, 4):
+            await link.settle([finish(received)])
+        assert trio.current_time() - began == 4
+        for received in await some(link, 4):
+            await link.settle([finish(received)])
+        assert server.most == 4
+        assert trio.current_time() - began <= 6
+
+
+async def test_one_looks_at_an_empty_queue(autojump_clock: MockClock) -> None:
+    """DESIGN 3.8: the others wait for it: one claim for each poll, and not four."""
+    server = Server([])
+    async with linked(server) as (link, _):
+        with trio.move_on_after(10 * POLL):
+            await link.receive(1)
+        assert (server.most, 7 <= server.claims <= 14) == (1, True)
+
+
+async def test_a_place_takes_one_row(autojump_clock: MockClock) -> None:
+    """DESIGN 3.1: two places, two rows in hand, whatever waits; a third one when one of them has left."""
+    server = Server([*range(9)])
+    async with linked(server, limit=2) as (link, _):
+        first, _ = await some(link, 2)
+        with trio.move_on_after(100) as scope:
+            await link.receive(1)
+        assert scope.cancelled_caught
+        await link.settle([finish(first)])
+        assert [each.delivery.body for each in await some(link, 1)] == [b"2"]
+    assert server.rows == [*range(3, 9)]
+
+
+async def test_a_claim_that_comes_behind_the_stop_is_let_go(autojump_clock: MockClock) -> None:
+    """S-13.1: at once, and not when the link says goodbye."""
+    server = Server([1])
+    async with linked(server) as (link, _):
+        await trio.sleep(0.5)
+        link.stop()
+        await trio.sleep(1)
+        assert server.said == [(-1, "let go")]
+
+
+async def test_a_connection_that_ends_under_a_handler(autojump_clock: MockClock) -> None:
+    """DESIGN 4: that one delivery is unsettled, its place goes on with another connection."""
+    server = Server([1, 2])
+    async with linked(server, limit=1) as (link, lost):
+        (received,) = await some(link, 1)
+        server.pins[0].ended.set()
+        (other,) = await some(link, 1)
+        assert lost == [(received, Line.UNSETTLED)]
+        assert server.pins[0].closed == 1
+        assert [type(each) for each in await link.settle([finish(received), finish(other)])] == [LeaseLost, type(None)]
+    assert server.said == [(2, "finish")]
+
+
+async def test_nobody_has_seen_the_row_that_is_lost(autojump_clock: MockClock) -> None:
+    """It was claimed and not handed over: nothing to tell."""
+    server = Server([1])
+    async with linked(server, limit=1) as (link, lost):
+        await trio.sleep(2)
+        server.pins[0].ended.set()
+        with trio.move_on_after(5):
+            await link.receive(1)
+        assert lost == []
+
+
+async def test_a_settlement_that_hangs_is_unknown(autojump_clock: MockClock) -> None:
+    """DESIGN 4: one goodbye; then its connection is closed."""
+    server = Server([1], hangs=True)
+    async with linked(server, limit=1) as (link, _):
+        (received,) = await some(link, 1)
+        verdicts: list[Verdict] = []
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            verdicts += await link.settle([finish(received)])
+        assert [type(verdict) for verdict in verdicts] == [SettlementUnknown]
+        await wait_all_tasks_blocked()
+        assert server.pins[0].closed
+
+
+async def test_what_was_not_applied_is_held(autojump_clock: MockClock) -> None:
+    """DESIGN 3.8: said again on the same connection; what ended its claim is passed over for a second, then for two."""
+    server = Server([1], verdicts=[LeaseLost("rolled back"), NotApplied("no")])
+    async with linked(server, limit=1) as (link, _):
+        (received,) = await some(link, 1)
+        assert [type(each) for each in await link.settle([finish(received)])] == [NotApplied]
+        assert [type(each) for each in await link.settle([finish(received)])] == [LeaseLost]
+        server.rows.append(1)
+        began = trio.current_time()
+        await some(link, 1)
+        assert 1 <= trio.current_time() - began <= 3
+
+
+@pytest.mark.parametrize("trouble", [ConnectionBroken("full"), CallBroken("no")])
+async def test_connections_that_cannot_be_had(trouble: Exception, autojump_clock: MockClock) -> None:
+    """DESIGN 4: degraded, tried again with backoff, and told when it is over."""
+    server = Server([1], trouble=[trouble] * 5)
+    told: list[str | None] = []
+    async with linked(server, limit=1) as (link, _):
+        link.degraded = lambda _, why: told.append(why)
+        await some(link, 1)
+    assert told == [str(trouble)] * 5 + [None]
