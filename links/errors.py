@@ -12,6 +12,9 @@
         ├── AlreadySettled     nothing can be said: its sender had settled the message before it came
         ├── NotApplied         not carried out: the delivery stays unsettled
         └── SettlementUnknown  said, and no answer came
+            └── TransactionEnded   the handler ended the transaction that was lent to it
+
+A `TransactionHeld` is a mistake of the program, not of the other side: a `RuntimeError`.
 
 No message, repr or note of these holds a credential.
 """
@@ -31,6 +34,8 @@ __all__ = [
     "PublishNotAccepted",
     "SettlementError",
     "SettlementUnknown",
+    "TransactionEnded",
+    "TransactionHeld",
 ]
 
 
@@ -82,3 +87,11 @@ class NotApplied(SettlementError):
 
 class SettlementUnknown(SettlementError):
     """The verb was said and its answer lost: settled or not, the message may come back."""
+
+
+class TransactionEnded(SettlementUnknown):
+    """The handler has committed or rolled back the transaction that was lent to it: what stands, nobody here knows."""
+
+
+class TransactionHeld(RuntimeError):
+    """A connection that was lent to a handler is used when it is lent no more."""

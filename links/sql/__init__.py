@@ -30,6 +30,7 @@ from links.sql.broker import SqlBroker as SqlBroker
 from links.sql.publisher import SqlPublisher as SqlPublisher
 from links.sql.queue import SqlQueue as SqlQueue
 from links.sql.table import Table as Table
+from links.sql.transaction import transaction as transaction
 from settlement.sql import AdvisoryLock as AdvisoryLock
 from settlement.sql import Lease as Lease
 from settlement.sql import RowLock as RowLock

@@ -70,8 +70,19 @@ class Pin(Protocol):
         """
         ...
 
-    async def settle(self, row: Row, verb: Verb) -> Verdict:
-        """Carry out the verb, and end the claim: with *not applied* it is held as before."""
+    async def settle(self, row: Row, verb: Verb, *, keep: bool) -> Verdict:
+        """Carry out the verb, and end the claim: with *not applied* it is held as before.
+
+        `keep`: what a handler has written on the connection stands; else it is undone first.
+        """
+        ...
+
+    async def lend(self) -> Any:
+        """The connection as a handler may have it, within the claim: the driver's own, which ends no transaction."""
+        ...
+
+    def take_back(self) -> None:
+        """What was lent is of no more use; a plain call."""
         ...
 
     async def let_go(self) -> None:

@@ -28,15 +28,18 @@ from links.errors import (
     LinkRefused,
     NotApplied,
     SettlementUnknown,
+    TransactionEnded,
+    TransactionHeld,
 )
 from links.sql.jobs import Passing, Pin, PinForm
 from links.sql.patience import Patience
 from links.sql.rows import Row, RowReader
 from links.sql.wakes import Tell, Wakes, wake_for
+from settlement.delivery import Delivery
 from settlement.ledger import Line
 from settlement.sql import Verb
 
-__all__ = ["PinnedLink"]
+__all__ = ["PinnedLink", "Slot"]
 
 R = TypeVar("R")
 
@@ -54,6 +57,8 @@ class _Order:
     """What a slot is to do with its row: say a verb, or (None) let it go."""
 
     verb: Verb | None
+    keep: bool = False
+    """What the handler wrote on the connection stands."""
     verdict: Verdict = None
     done: trio.Event = attrs.Factory(trio.Event)
 
@@ -78,8 +83,8 @@ class PinnedLink(Link[R]):
         self._reader: RowReader[R] = RowReader(form.table, source)
         self._over = over
         self.subscription, self.goodbye = subscription, goodbye
-        self._slots = [_Slot(self, form.pin()) for _ in range(limit)]
-        self._at: dict[Received[R], _Slot] = {}
+        self._slots = [Slot(self, form.pin()) for _ in range(limit)]
+        self._at: dict[Received[R], Slot] = {}
         """Where each row in hand is."""
         self._ready: deque[Received[R]] = deque()
         self._taken = trio.lowlevel.ParkingLot()
@@ -88,7 +93,7 @@ class PinnedLink(Link[R]):
         """Where slots wait for their turn to look."""
         self._empty = True
         """Has the last look found nothing?"""
-        self._looker: _Slot | None = None
+        self._looker: Slot | None = None
         """Who looks at the empty queue."""
         self._stopped = False
         self._refused: LinkRefused | None = None
@@ -141,7 +146,7 @@ class PinnedLink(Link[R]):
         are true, and a cancellation is noticed at the caller's next checkpoint.
         """
         patience = Patience(self.goodbye, ())
-        orders = [self._order(each.received, each.plan.verb) for each in settlements]
+        orders = [self._order(each.received, each.plan.verb, keep=each.plan.line is Line.ACKED) for each in settlements]
         verdicts: list[Verdict] = []
         for settlement, order in zip(settlements, orders, strict=True):
             verb: Verb | None = settlement.plan.verb
@@ -179,13 +184,13 @@ class PinnedLink(Link[R]):
         with trio.move_on_after(self.goodbye, shield=True):
             await self.give_back([*self._at])
 
-    def _order(self, received: Received[R], verb: Verb | None) -> _Order | None:
+    def _order(self, received: Received[R], verb: Verb | None, *, keep: bool = False) -> _Order | None:
         slot = self._at.get(received)
-        return None if slot is None else slot.order(verb)
+        return None if slot is None else slot.order(verb, keep=keep)
 
     # --- what slots ask ----------------------------------------------------------------------------------------------
 
-    async def turn(self, slot: _Slot) -> Passing:
+    async def turn(self, slot: Slot) -> Passing:
         """Wait until it is worth to look. Cancellation: nothing was done."""
         while self._stopped or (self._empty and self._looker is not None):
             await self._turns.park()
@@ -201,7 +206,7 @@ class PinnedLink(Link[R]):
         now = trio.current_time()
         return Passing((), frozenset(row for row, (until, _) in self._over_at.items() if now < until))
 
-    def looked(self, slot: _Slot, row: Row | None) -> Received[R] | None:
+    def looked(self, slot: Slot, row: Row | None) -> Received[R] | None:
         """What a slot has found: the next one's turn, at once where there was something."""
         if self._looker is slot:
             self._looker = None
@@ -209,7 +214,7 @@ class PinnedLink(Link[R]):
         self._turns.unpark()
         if row is None:
             return None
-        received = self._reader.read(row, None)
+        received = self._reader.read(row, None, slot)
         self._at[received] = slot
         if self._stopped:
             slot.order(None)
@@ -251,8 +256,8 @@ class PinnedLink(Link[R]):
         self.degraded("to have a connection for each delivery", why)
 
 
-class _Slot:
-    """One place: a connection, and the row that it holds."""
+class Slot:
+    """One place: a connection, and the row that it holds. The handle of its delivery."""
 
     def __init__(self, link: PinnedLink[Any], pin: Pin) -> None:
         self._link, self.pin = link, pin
@@ -260,14 +265,44 @@ class _Slot:
         self._orders: deque[_Order] = deque()
         self._watch: trio.CancelScope | None = None
         self._at_work: trio.CancelScope | None = None
+        self._lent = False
+        self._told = trio.lowlevel.ParkingLot()
+        """Where the slot waits while its connection is lent, and who borrows it until the watch is off."""
 
-    def order(self, verb: Verb | None) -> _Order:
-        """Have this done with the row; a plain call."""
-        order = _Order(verb)
+    def order(self, verb: Verb | None, *, keep: bool = False) -> _Order:
+        """Have this done with the row; a plain call. What was lent is taken back."""
+        order = _Order(verb, keep)
         self._orders.append(order)
+        self.take_back()
         if self._watch is not None:
             self._watch.cancel()
         return order
+
+    async def lend(self, delivery: Delivery[Any]) -> Any:
+        """The connection that holds this delivery's row, for its handler.
+
+        Raises `TransactionHeld` where it holds it no more, or is lent already. Cancellation: nothing is lent.
+        """
+        if self._held is None or self._held.delivery.id != delivery.id or self._orders:
+            raise TransactionHeld(f"{delivery.source!r}: delivery {delivery.id} is in hand no more")
+        if self._lent:
+            raise TransactionHeld(f"{delivery.source!r}: the connection of delivery {delivery.id} is lent already")
+        self._lent = True
+        try:
+            while self._watch is not None:
+                self._watch.cancel()
+                await self._told.park()
+            return await self.pin.lend()
+        except BaseException:
+            self.take_back()
+            raise
+
+    def take_back(self) -> None:
+        """It is lent no more; a plain call."""
+        if self._lent:
+            self._lent = False
+            self.pin.take_back()
+            self._told.unpark_all()
 
     def give_up(self) -> None:
         """What is under way does not end: end the connection."""
@@ -305,10 +340,12 @@ class _Slot:
         self._held = received
         try:
             while self._held is not None:
-                if not self._orders:
-                    await self._until_told(received)
-                else:
+                if self._orders:
                     await self._carry_out(received, row, self._orders[0])
+                elif self._lent:
+                    await self._told.park()
+                else:
+                    await self._until_told(received)
         finally:
             self._link.ended(received)
             self._held = None
@@ -324,6 +361,7 @@ class _Slot:
             self._held = None
             self._link.lose(received, why)
         self._watch = None
+        self._told.unpark_all()
 
     async def _carry_out(self, received: Received[Any], row: Row, order: _Order) -> None:
         order.verdict = SettlementUnknown("the connection was closed while it was said")
@@ -332,8 +370,8 @@ class _Slot:
                 await self.pin.let_go()
                 order.verdict = None
             else:
-                order.verdict = await self.pin.settle(row, order.verb)
-                if isinstance(order.verdict, LeaseLost):
+                order.verdict = await self.pin.settle(row, order.verb, keep=order.keep)
+                if isinstance(order.verdict, LeaseLost | TransactionEnded):
                     self._link.pass_over(received)
         if self._at_work.cancelled_caught:
             self.pin.close()

@@ -62,8 +62,11 @@ class RowReader(Generic[R]):
         self._counted = table.attempt is not None
         self._whole = table.payload is None
 
-    def read(self, row: Row, expires: float | None) -> Received[R]:
-        """One delivery; its token is (id, locked_until, attempt) as they are stored now."""
+    def read(self, row: Row, expires: float | None, handle: object = None) -> Received[R]:
+        """One delivery; its token is (id, locked_until, attempt) as they are stored now.
+
+        `handle`: what its row has of its own, such as a connection.
+        """
         key, until, count, payload, column, partition = row[:6]
         unreadable: Exception | None = None
         headers: Mapping[str, bytes] = NO_HEADERS
@@ -101,5 +104,6 @@ class RowReader(Generic[R]):
             self._source,
             name_of(key),
             None if partition is None else name_of(partition),
+            handle,
         )
         return Received(delivery, (key, until, count), expires, False, unreadable)

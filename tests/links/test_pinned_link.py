@@ -73,7 +73,14 @@ class FakePin:
         server.rows.remove(found)
         return (found, None, 2, b"%d" % found, None, None)
 
-    async def settle(self, row: Row, verb: Verb) -> Verdict:
+    async def lend(self) -> Any:
+        return self
+
+    def take_back(self) -> None:
+        self.server.said.append((-1, "take back"))
+
+    async def settle(self, row: Row, verb: Verb, *, keep: bool) -> Verdict:
+        assert keep
         if self.server.hangs:
             await trio.sleep_forever()
         self.server.said.append((row[0], str(verb)))

@@ -20,9 +20,18 @@ from psycopg import AsyncClientCursor
 from psycopg.pq import TransactionStatus
 
 from links.abc import Verdict
-from links.errors import CallBroken, ConnectionBroken, LeaseLost, LinkError, NotApplied, SettlementUnknown
+from links.errors import (
+    CallBroken,
+    ConnectionBroken,
+    LeaseLost,
+    LinkError,
+    NotApplied,
+    SettlementUnknown,
+    TransactionEnded,
+)
 from links.sql.jobs import Passing
 from links.sql.postgres.codes import is_reshaped
+from links.sql.postgres.lent import LentConnection
 from links.sql.postgres.looked import Ignored, Looked
 from links.sql.postgres.statements import RowLockStatements
 from links.sql.postgres.trio_connection import TrioConnection
@@ -53,6 +62,9 @@ class PostgresPin:
     def __init__(self, form: PostgresRowLock) -> None:
         self._form = form
         self._connection: TrioConnection | None = None
+        self._lent: LentConnection | None = None
+        self._written = False
+        """A handler may have written in this transaction: behind the savepoint `handling`."""
 
     async def claim(self, passing: Passing) -> Row | None:
         """As `Pin.claim`."""
@@ -85,6 +97,7 @@ class PostgresPin:
     async def _claim(self, connection: TrioConnection, passing: Passing) -> Row | None:
         await self._look_again(connection, now=False)
         values = {"group": self._form.group, "over": [*passing.over], "room": 1}
+        self._written = False
         cursor = AsyncClientCursor(connection)
         await cursor.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {self._form.texts.claim}".encode(), values)
         cursor.nextset()
@@ -94,11 +107,29 @@ class PostgresPin:
             return None
         return self._form.row(found)
 
-    async def settle(self, row: Row, verb: Verb) -> Verdict:
+    async def lend(self) -> LentConnection:
+        """As `Pin.lend`. Raises `psycopg.Error`."""
+        connection = self._connection
+        assert connection is not None, "it has claimed"  # noqa: S101 -- an invariant of ours
+        if not self._written:
+            await connection.execute(b"SAVEPOINT handling")
+            self._written = True
+        self._lent = LentConnection.of(connection)
+        return self._lent
+
+    def take_back(self) -> None:
+        """As `Pin.take_back`."""
+        if self._lent is not None:
+            self._lent.end()
+            self._lent = None
+
+    async def settle(self, row: Row, verb: Verb, *, keep: bool) -> Verdict:
         """As `Pin.settle`."""
         connection = self._connection
         assert connection is not None, "it has claimed"  # noqa: S101 -- an invariant of ours
         try:
+            if self._written and (ended := await self._after_handler(connection, keep=keep)) is not None:
+                return ended
             return await self._settle(connection, row, verb)
         except psycopg.Error as error:
             if connection.closed:
@@ -110,6 +141,28 @@ class PostgresPin:
         except (LinkError, Ignored) as error:
             failure = error
         return await self._failed(connection, failure)
+
+    async def _after_handler(self, connection: TrioConnection, *, keep: bool) -> Verdict:
+        """Undo what the handler wrote, unless it is to be kept; a verdict where the claim is no more."""
+        status = connection.info.transaction_status
+        if keep and status == TransactionStatus.INERROR:
+            await self._roll_back(connection)
+            return LeaseLost(
+                "a statement of the handler's had failed, so nothing could be committed; it is rolled back"
+            )
+        try:
+            if status == TransactionStatus.IDLE:
+                raise psycopg.errors.InvalidSavepointSpecification("there is no transaction")
+            await connection.execute(b"RELEASE SAVEPOINT handling" if keep else b"ROLLBACK TO SAVEPOINT handling")
+        except psycopg.errors.InvalidSavepointSpecification:
+            ended = True
+        else:
+            ended = False
+        self._written = not keep and not ended
+        if not ended:
+            return None
+        await self._roll_back(connection)
+        return TransactionEnded("the handler has ended the transaction that was lent to it")
 
     async def _settle(self, connection: TrioConnection, row: Row, verb: Verb) -> Verdict:
         if isinstance(verb, PutBack) and not verb.count:
@@ -166,6 +219,7 @@ class PostgresPin:
             await self._roll_back(self._connection)
 
     async def _roll_back(self, connection: TrioConnection) -> None:
+        self._written = False
         try:
             if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
                 await connection.execute(b"ROLLBACK")

@@ -1,0 +1,231 @@
+"""Transactional mode on PostgreSQL: what a handler writes commits with its `Ack`, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import psycopg
+import pytest
+import trio
+
+from actors import Runtime, Subscription, open_runtime
+from links.errors import TransactionHeld
+from links.memory import MemoryBroker
+from links.sql import transaction
+from settlement import Ack, Delivery, Drop, Ledger, Letter, Outcome, Policy, Retry, RetryAfter
+from tests.links.postgres_tables import PostgresTables
+from tests.links.sqlite_kit import open_link, until
+
+pytestmark = [pytest.mark.postgres, pytest.mark.servers]
+
+Handler = Callable[[Delivery[Any]], Awaitable[Outcome | None]]
+NOTE = "INSERT INTO notes VALUES (%s)"
+
+
+@pytest.fixture
+def tables(database: str) -> PostgresTables:
+    tables = PostgresTables(database, leased=False).create()
+    tables.run("CREATE TABLE notes (body bytea)")
+    tables.add(b"a")
+    return tables
+
+
+async def handled(tables: PostgresTables, handler: Handler, policy: Policy = Policy(), **how: Any) -> Ledger:
+    """Run until the row has had one outcome; the ledger."""
+    runtime: Runtime
+    source = tables.broker().queue(tables.table())
+    async with open_runtime(Subscription(source, handler, policy=policy, **how)) as runtime:
+        with trio.fail_after(15):
+            while (ledger := runtime.ledger("jobs")).received - ledger.in_hand < 1:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    return runtime.ledger("jobs")
+
+
+def notes(tables: PostgresTables) -> list[bytes]:
+    return [row[0] for row in tables.run("SELECT body FROM notes ORDER BY body")]
+
+
+@pytest.mark.parametrize("outcome", [Ack(), None])
+async def test_what_is_written_commits_with_the_ack(tables: PostgresTables, outcome: Outcome | None) -> None:
+    """S-8.1: the row's end and the handler's writes are one transaction: the server says one number for both."""
+    tables.run("CREATE TABLE ends (at xid8)")
+    tables.run(
+        "CREATE FUNCTION ended() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN INSERT INTO ends VALUES (pg_current_xact_id()); RETURN NULL; END $$"
+    )
+    for table, event in (("notes", "INSERT"), ("jobs", "DELETE")):
+        tables.run(f"CREATE TRIGGER ended AFTER {event} ON {table} FOR EACH ROW EXECUTE FUNCTION ended()")
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome | None:
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+        assert notes(tables) == [], "nobody sees it before the outcome"
+        return outcome
+
+    assert (await handled(tables, handler)).acked == 1
+    assert (notes(tables), tables.rows()) == ([b"a"], [])
+    assert tables.run("SELECT count(*), count(DISTINCT at) FROM ends") == [(2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "left"), [(Retry(), 2), (RetryAfter(3600.0), 2), (Drop(), None), (ValueError("no"), 2)], ids=str
+)
+async def test_any_other_outcome_undoes_it_first(tables: PostgresTables, outcome: Any, left: int | None) -> None:
+    """S-8.2, S-8.3: then it is settled as usual; the attempt counts, the writes are gone."""
+    calls = 0
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome | None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            await trio.sleep_forever()
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+        if isinstance(outcome, Exception):
+            raise outcome
+        result: Outcome = outcome
+        return result
+
+    await handled(tables, handler, Policy(on_error=Retry()), within=None)
+    assert notes(tables) == []
+    assert [row["attempt"] for row in tables.rows()] == ([] if left is None else [left])
+
+
+async def test_a_cancelled_handler_has_written_nothing(tables: PostgresTables) -> None:
+    """S-8.2: the row is as it was."""
+    before = tables.row()
+    begun = trio.Event()
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+            begun.set()
+            await connection.execute("SELECT pg_sleep(60)")
+
+    with trio.fail_after(20):
+        async with open_runtime(Subscription(tables.broker().queue(tables.table()), handler), grace=0.1) as runtime:
+            await begun.wait()
+    assert runtime.ledger("jobs").unsettled == 1
+    assert (notes(tables), tables.row()) == ([], before)
+
+
+async def test_a_failed_statement_commits_nothing(tables: PostgresTables) -> None:
+    """DESIGN 6, SQL: an `Ack` on top of it cannot be kept: the row is there again, the writes are not."""
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                await connection.execute("SELECT 1 / 0")
+
+    ledger = await handled(tables, handler)
+    assert (ledger.acked, ledger.superseded) == (0, 1)
+    assert (notes(tables), len(tables.rows())) == ([], 1)
+
+
+async def test_savepoints_and_cursors_are_psycopgs_own(tables: PostgresTables) -> None:
+    """A failure inside goes back to its savepoint, and the rest commits; with a decoder, too."""
+
+    async def handler(delivery: Delivery[Any]) -> None:
+        assert delivery.message == [1]
+        async with transaction(delivery) as connection:
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                await _fails(connection)
+            async with connection.cursor() as cursor:
+                await cursor.executemany(NOTE, [[b"x"], [b"y"]])
+
+    async def _fails(connection: Any) -> None:
+        async with connection.transaction():
+            await connection.execute(NOTE, [b"lost"])
+            await connection.execute("SELECT 1 / 0")
+
+    tables.run("UPDATE jobs SET payload = '[1]'")
+    assert (await handled(tables, handler, decode=json.loads)).acked == 1
+    assert notes(tables) == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("ends", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN"])
+async def test_who_ends_the_transaction_is_found_out(
+    tables: PostgresTables, ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DESIGN 6, SQL: *unknown*, `TransactionEnded`: the lock is gone, and nothing of ours is said after it."""
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            for statement in ends.split(";"):
+                await connection.execute(statement)
+
+    assert (await handled(tables, handler)).unknown == 1
+    assert "the handler has ended the transaction" in caplog.text
+    assert len(tables.rows()) == 1
+
+
+async def test_it_is_lent_and_no_more(tables: PostgresTables) -> None:
+    """S-8.4: no commit, rollback or close; and what is kept past the block is of no use."""
+    kept: list[Any] = []
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            for forbidden in (connection.commit, connection.rollback, connection.close):
+                with pytest.raises(TransactionHeld):
+                    await forbidden()
+            with pytest.raises(TransactionHeld, match="is lent already"):
+                async with transaction(delivery):
+                    pass
+            kept.extend([connection, connection.cursor(), delivery])
+        for useless in kept[:2]:
+            with pytest.raises(TransactionHeld):
+                await useless.execute("SELECT 1")
+        async with transaction(delivery) as second:
+            await second.execute(NOTE, [b"second"])
+
+    assert (await handled(tables, handler)).acked == 1
+    assert notes(tables) == [b"second"]
+    connection, cursor, delivery = kept
+    for useless in (connection, cursor):
+        with pytest.raises((TransactionHeld, psycopg.OperationalError)):  # the link has closed it by now
+            await useless.execute("SELECT 1")
+    with pytest.raises(TransactionHeld, match="in hand no more"):
+        async with transaction(delivery):
+            pass
+
+
+async def test_the_claim_is_watched_before_and_behind_it(tables: PostgresTables) -> None:
+    """DESIGN 6, SQL: while it is lent the handler itself meets the end of the connection; behind it the watch does."""
+    ours = "FROM pg_stat_activity WHERE application_name = 'trio-settlement' AND state = 'idle in transaction'"
+    met: list[str] = []
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        if not met:
+            async with transaction(delivery) as connection:
+                tables.run(f"SELECT pg_terminate_backend(pid) {ours}")
+                met.append("lent")
+                with pytest.raises(psycopg.OperationalError):
+                    await connection.execute("SELECT 1")
+            await trio.sleep_forever()
+        if len(met) == 1:
+            async with transaction(delivery) as connection:
+                await connection.execute("SELECT 1")
+            met.append("behind")
+            tables.run(f"SELECT pg_terminate_backend(pid) {ours}")
+            await trio.sleep_forever()
+
+    async with open_runtime(Subscription(tables.broker().queue(tables.table()), handler)) as runtime:
+        await until(lambda: runtime.ledger("jobs").acked, 20)
+        assert (met, runtime.ledger("jobs").unsettled) == (["lent", "behind"], 2)
+
+
+async def test_which_deliveries_have_one(database: str) -> None:
+    """DESIGN 6, SQL: a leased one and one of another transport have none, and the error says what to do."""
+    leased = PostgresTables(database).create()
+    leased.add(b"a")
+    async with open_link(leased.broker().queue(leased.table())) as link:
+        (received,) = await link.receive(1)
+        with pytest.raises(ValueError, match=r"claim its table by RowLock\(\)"):
+            async with transaction(received.delivery):
+                pass
+    broker = MemoryBroker()
+    broker.fill("q", [Letter(b"a")])
+    assert broker.ready("q")
