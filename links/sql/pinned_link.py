@@ -48,6 +48,8 @@ _log = logging.getLogger("trio_settlement")
 _FIRST: Final = 1.0
 _LONGEST: Final = 60.0
 """Seconds for which a row is passed over that could not be settled; the first time, and the longest."""
+CLAIM: Final = 30.0
+"""Seconds after which a claim is given up: somebody has locked the whole table, or the server is mute."""
 _RECONNECT: Final = (0.05, 5.0)
 """Seconds between two tries to connect: the first, and the longest."""
 
@@ -252,8 +254,10 @@ class PinnedLink(Link[R]):
         self._taken.unpark_all()
 
     def trouble(self, why: str | None) -> None:
-        """Connections cannot be had, or (None) can again."""
-        self.degraded("to have a connection for each delivery", why)
+        """Claims cannot be made, or (None) can again."""
+        if why is not None:
+            self._wakes.wake()  # nobody has seen what there is
+        self.degraded("to claim on a connection for each delivery", why)
 
 
 class Slot:
@@ -317,7 +321,10 @@ class Slot:
             row: Row | None = None
             trouble: Exception | None = None
             try:
-                row = await self.pin.claim(passing)
+                with trio.move_on_after(CLAIM) as limit:
+                    row = await self.pin.claim(passing)
+                if limit.cancelled_caught:
+                    trouble = CallBroken(f"{self._link.subscription!r}: no answer to a claim within {CLAIM:g} s")
             except LinkRefused as error:
                 self._link.refuse(error)
             except (ConnectionBroken, CallBroken) as error:

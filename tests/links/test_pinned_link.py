@@ -230,6 +230,29 @@ async def test_what_was_not_applied_is_held(autojump_clock: MockClock) -> None:
         assert 1 <= trio.current_time() - began <= 3
 
 
+async def test_a_claim_that_hangs_is_given_up(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has locked the table, or the server is mute: degraded after half a minute, and tried again."""
+    server = Server([1])
+    usual = FakePin.claim
+    hung = 0
+
+    async def hangs(pin: FakePin, passing: Passing) -> Row | None:
+        nonlocal hung
+        hung += 1
+        if hung == 1:
+            await trio.sleep_forever()
+        return await usual(pin, passing)
+
+    monkeypatch.setattr(FakePin, "claim", hangs)
+    told: list[str | None] = []
+    async with linked(server, limit=1) as (link, _):
+        link.degraded = lambda _, why: told.append(why)
+        began = trio.current_time()
+        await some(link, 1)
+        assert 31 <= trio.current_time() - began <= 32
+    assert told == ["'test': no answer to a claim within 30 s", None]
+
+
 @pytest.mark.parametrize("trouble", [ConnectionBroken("full"), CallBroken("no")])
 async def test_connections_that_cannot_be_had(trouble: Exception, autojump_clock: MockClock) -> None:
     """DESIGN 4: degraded, tried again with backoff, and told when it is over."""
@@ -238,4 +261,5 @@ async def test_connections_that_cannot_be_had(trouble: Exception, autojump_clock
     async with linked(server, limit=1) as (link, _):
         link.degraded = lambda _, why: told.append(why)
         await some(link, 1)
+        assert trio.current_time() < 10, "it is not the poll that tries again"
     assert told == [str(trouble)] * 5 + [None]

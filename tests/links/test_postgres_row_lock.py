@@ -14,7 +14,7 @@ import trio
 from actors import Subscription, open_runtime
 from links.abc import Link, Received
 from links.errors import LeaseLost, LinkRefused, NotApplied, SettlementUnknown
-from links.sql import AdvisoryLock, Lease, RowLock, SqlQueue, Table
+from links.sql import AdvisoryLock, Lease, RowLock, SqlQueue, Table, pinned_link
 from settlement import Ack, Delivery, Drop, Policy, Retry, RetryAfter
 from settlement.ledger import Line
 from settlement.policy import DeadLetter, Ending
@@ -368,3 +368,19 @@ async def test_altered_under_the_worker(database: str) -> None:
         with trio.fail_after(10), pytest.raises(LinkRefused, match="no column 'payload'"):
             await link.receive(1)
     assert tables.row()["attempt"] == 1
+
+
+async def test_a_table_that_somebody_holds(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that waits for a lock of the whole table is given up, and leaves nothing behind on the server."""
+    monkeypatch.setattr(pinned_link, "CLAIM", 0.5)
+    tables = locked(database)
+    tables.add(b"a")
+    told: list[str | None] = []
+    async with linked(queue_of(tables)) as link:
+        link.degraded = lambda _, why: told.append(why)
+        with psycopg.connect(database) as other:
+            other.execute(b"LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
+            await until(lambda: told)
+        (received,) = await some(link, 1)
+        assert received.delivery.body == b"a"
+    assert tables.run(f"SELECT count(*) {OURS}") == [(0,)]

@@ -77,6 +77,9 @@ class PostgresPin:
             if connection.closed:
                 raise ConnectionBroken(_first_line(error)) from error
             failure = error
+        except BaseException:
+            self.close()  # nobody can tell whether it holds a row
+            raise
         await self._roll_back(connection)
         if is_reshaped(failure):
             await self._look_again(connection)
