@@ -30,7 +30,7 @@ from links.sql.passed_over import PassedOver
 from links.sql.patience import PATIENCE, Patience
 from links.sql.rows import RowReader
 from links.sql.wakes import Tell, Wakes, wake_for
-from settlement.sql import Finish, PutBack
+from settlement.sql import Finish
 
 __all__ = ["LeaseLink"]
 
@@ -221,8 +221,7 @@ class LeaseLink(Link[R]):
                 unsaid.append(said.received)
                 continue
             self._rows.drop(said.received)
-            looked_at = job.claim is not None and type(said.verb) is PutBack
-            if said.verdict is None and type(said.verb) is not Finish and not looked_at:
+            if said.verdict is None and type(said.verb) is not Finish:
                 wake_for(said.verb, self._form.table.name, self._wakes, self._tell)
         if job.claim is not None:
             self._claimed_ahead(job, job.claim)

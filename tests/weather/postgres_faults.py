@@ -8,12 +8,14 @@ connection from another by its backend's process.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 import pytest
+from psycopg.pq import PipelineStatus
 
 from links.sql.postgres.trio_connection import TrioConnection
 
@@ -127,11 +129,23 @@ def _finishes(query: bytes) -> bool:
 def faulty_connections(watched: Mapping[str, Faults]) -> Generator[None, None, None]:
     """Inside, connections of `links.sql` to these databases, by name, have faults."""
     execute: Any = TrioConnection.execute
+    pipeline: Any = TrioConnection.pipeline
+    finishing: WeakKeyDictionary[TrioConnection, bool] = WeakKeyDictionary()
+    """In the pipeline of this connection, is there something that finishes?"""
 
     def breaks(connection: TrioConnection, faults: Faults, what: str) -> psycopg.OperationalError:
         faults.broken.add(connection.info.backend_pid)
         connection.finish()
         return psycopg.OperationalError(f"{what} (by the test)")
+
+    @asynccontextmanager
+    async def pipelining(connection: TrioConnection) -> AsyncGenerator[Any, None]:
+        async with pipeline(connection) as made:
+            yield made
+        faults = watched.get(connection.info.dbname)
+        finishes = finishing.pop(connection, False)
+        if faults and (faults.befalls("lose_answer") or (finishes and faults.befalls("lose_verdict"))):
+            raise breaks(connection, faults, "the answers were lost")
 
     async def executing(connection: TrioConnection, query: Any, *arguments: Any, **options: Any) -> Any:
         faults = None if connection.closed else watched.get(connection.info.dbname)
@@ -142,10 +156,14 @@ def faulty_connections(watched: Mapping[str, Faults]) -> Generator[None, None, N
         if faults.befalls("deadlock"):
             raise psycopg.errors.DeadlockDetected("deadlock (by the test)")
         cursor = await execute(connection, query, *arguments, **options)
+        if connection.pgconn.pipeline_status != PipelineStatus.OFF:  # nothing is answered before its end
+            finishing[connection] = _finishes(query) or finishing.get(connection, False)
+            return cursor
         if faults.befalls("lose_answer") or (_finishes(query) and faults.befalls("lose_verdict")):
             raise breaks(connection, faults, "the answer was lost")
         return cursor
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrioConnection, "execute", executing)
+        patch.setattr(TrioConnection, "pipeline", pipelining)
         yield

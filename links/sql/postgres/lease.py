@@ -43,12 +43,7 @@ class PostgresLease(Looked[LeaseStatements]):
         passing.complete = False
         while not passing.enough:
             wanted = room - len(taken)
-            values: dict[str, Any] = {
-                "group": self.group,
-                "lease": self.lease,
-                "room": wanted,
-                "over": [*passing.held, *passing.over, *passing.failed, *[row[0] for row in taken]],
-            }
+            values = self._wanted(wanted, passing, taken)
             if passing.singly:
                 found = await self._one_by_one(connection, values, passing)
             else:
@@ -69,6 +64,10 @@ class PostgresLease(Looked[LeaseStatements]):
             if len(taken) == room:
                 break
         return taken
+
+    def _wanted(self, room: int, passing: Passing, taken: Sequence[Row] = ()) -> dict[str, Any]:
+        over = [*passing.held, *passing.over, *passing.failed, *[row[0] for row in taken]]
+        return {"group": self.group, "lease": self.lease, "room": room, "over": over}
 
     async def _one_by_one(
         self, connection: TrioConnection, values: dict[str, Any], passing: Passing
@@ -106,6 +105,24 @@ class PostgresLease(Looked[LeaseStatements]):
 
         Raises `psycopg.Error`: none was.
         """
+        return await self._touched(connection, *self._saying(verbs, tokens))
+
+    async def say_and_claim(
+        self, connection: TrioConnection, verbs: Sequence[Verb], tokens: Sequence[Token], room: int, passing: Passing
+    ) -> tuple[set[int], list[Row]]:
+        """As `say`, then as `claim`, by one message to the server and one transaction.
+
+        Raises `psycopg.Error`: nothing was done.
+        """
+        text, values = self._saying(verbs, tokens)
+        async with connection.pipeline():
+            said = await connection.execute(text.encode(), values)
+            claimed = await connection.execute(self.texts.claim.encode(), self._wanted(room, passing))
+        found = await claimed.fetchall()
+        passing.complete = len(found) < room
+        return self._so(await said.fetchall()), await self._leased(connection, found, passing)
+
+    def _saying(self, verbs: Sequence[Verb], tokens: Sequence[Token]) -> tuple[str, dict[str, Any]]:
         verb = verbs[0]
         values = self._bound(tokens)
         statement = ""
@@ -124,7 +141,7 @@ class PostgresLease(Looked[LeaseStatements]):
                 pass
         if not statement:
             raise ValueError(f"table {self.table.name!r} has no column for it")
-        return await self._touched(connection, statement, values)
+        return statement, values
 
     async def move(self, connection: TrioConnection, token: Token, to: str) -> bool:
         """As `Looked.moved`, by its token."""
@@ -166,4 +183,9 @@ class PostgresLease(Looked[LeaseStatements]):
         return {"ids": [*ids], "tokens": [*expiries], "attempts": [*attempts], "seconds": []}
 
     async def _touched(self, connection: TrioConnection, statement: str, values: dict[str, Any]) -> set[int]:
-        return {row[0] - 1 for row in await self.rows(connection, statement, values) if all(row[1:])}
+        return self._so(await self.rows(connection, statement, values))
+
+    @staticmethod
+    def _so(rows: Sequence[tuple[Any, ...]]) -> set[int]:
+        """The places of those that have become what was written."""
+        return {row[0] - 1 for row in rows if all(row[1:])}

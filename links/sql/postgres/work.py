@@ -198,12 +198,39 @@ class _Settle(_Each[Saying]):
 
     async def run(self, connection: TrioConnection) -> None:
         """Say each verb; one that fails is one verdict. The claim comes last, so it may find what was put back."""
-        await super().run(connection)
         job = self._settling
+        if job.claim is not None and await self._at_once(connection, job.claim):
+            return
+        await super().run(connection)
         if job.claim is not None:
             job.claim.room = job.places
             if job.claim.room:
                 await _Claim(job.claim).run(connection)
+
+    async def _at_once(self, connection: TrioConnection, claim: Claim) -> bool:
+        """Where all verbs are of one kind, say them and claim by one message; False: nothing was done."""
+        if len(self.left) != 1 or self.again or claim.passing.singly or isinstance(self.left[0][0].verb, MoveToTable):
+            return False
+        items = self.left[0]
+        tokens = [item.received.token for item in items]
+        try:
+            await self.form.look_again(connection)
+            touched, rows = await self.form.say_and_claim(
+                connection, [item.verb for item in items], tokens, len(items), claim.passing
+            )
+        except (psycopg.Error, LinkError):
+            if connection.closed:
+                raise
+            return False  # each for itself, then
+        self.job.error = None
+        await self._judge(connection, items, touched)
+        self.left.clear()
+        places = self._settling.places
+        claim.error, claim.room = None, places
+        claim.rows, surplus = rows[:places], rows[places:]
+        if surplus:  # a verb that was not applied keeps its place
+            await self.form.let_go(connection, [(row[0], row[1], row[2]) for row in surplus], counted=False)
+        return True
 
     async def some(self, connection: TrioConnection, items: Sequence[Saying]) -> None:
         tokens = [item.received.token for item in items]
@@ -216,6 +243,11 @@ class _Settle(_Each[Saying]):
                 return
         else:
             touched = await self.form.say(connection, [item.verb for item in items], tokens)
+        await self._judge(connection, items, touched)
+
+    async def _judge(self, connection: TrioConnection, items: Sequence[Saying], touched: set[int]) -> None:
+        """The verdicts: of those that were not touched, it is looked whether the lease is there still."""
+        tokens = [item.received.token for item in items]
         missed = [number for number in range(len(items)) if number not in touched]
         ours = await self.form.holds(connection, [tokens[number] for number in missed]) if missed else set[int]()
         for number in touched:
