@@ -39,7 +39,7 @@ from settlement.delivery import Delivery
 from settlement.ledger import Line
 from settlement.sql import Verb
 
-__all__ = ["PinnedLink", "Slot"]
+__all__ = ["Claimed", "PinnedLink"]
 
 R = TypeVar("R")
 
@@ -63,6 +63,15 @@ class _Order:
     """What the handler wrote on the connection stands."""
     verdict: Verdict = None
     done: trio.Event = attrs.Factory(trio.Event)
+
+
+class Claimed:
+    """One claim of a slot, the handle of its delivery: a later claim of the same row is another one."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
 
 
 class PinnedLink(Link[R]):
@@ -162,9 +171,8 @@ class PinnedLink(Link[R]):
             else:
                 if (slot := self._at.get(settlement.received)) is not None:
                     slot.give_up()
-                verdicts.append(
-                    SettlementUnknown(f"{what}: the database has not answered within {patience.waited:.1f} s")
-                )
+                why = f"{what}: the database has not answered within {patience.waited:.1f} s"
+                verdicts.append(SettlementUnknown(why))
         return verdicts
 
     def forget(self, received: Received[R]) -> None:
@@ -216,7 +224,8 @@ class PinnedLink(Link[R]):
         self._turns.unpark()
         if row is None:
             return None
-        received = self._reader.read(row, None, slot)
+        slot.claimed = Claimed(slot)
+        received = self._reader.read(row, None, slot.claimed)
         self._at[received] = slot
         if self._stopped:
             slot.order(None)
@@ -261,10 +270,12 @@ class PinnedLink(Link[R]):
 
 
 class Slot:
-    """One place: a connection, and the row that it holds. The handle of its delivery."""
+    """One place: a connection, and the row that it holds."""
 
     def __init__(self, link: PinnedLink[Any], pin: Pin) -> None:
         self._link, self.pin = link, pin
+        self.claimed: Claimed | None = None
+        """The last claim."""
         self._held: Received[Any] | None = None
         self._orders: deque[_Order] = deque()
         self._watch: trio.CancelScope | None = None
@@ -282,12 +293,12 @@ class Slot:
             self._watch.cancel()
         return order
 
-    async def lend(self, delivery: Delivery[Any]) -> Any:
-        """The connection that holds this delivery's row, for its handler.
+    async def lend(self, delivery: Delivery[Any], claimed: Claimed) -> Any:
+        """The connection that holds this delivery's row by this claim, for its handler.
 
         Raises `TransactionHeld` where it holds it no more, or is lent already. Cancellation: nothing is lent.
         """
-        if self._held is None or self._held.delivery.id != delivery.id or self._orders:
+        if self._held is None or self.claimed is not claimed or self._orders:
             raise TransactionHeld(f"{delivery.source!r}: delivery {delivery.id} is in hand no more")
         if self._lent:
             raise TransactionHeld(f"{delivery.source!r}: the connection of delivery {delivery.id} is lent already")

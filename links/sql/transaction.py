@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from links.sql.pinned_link import Slot
+from links.sql.pinned_link import Claimed
 from settlement.delivery import Delivery
 
 __all__ = ["transaction"]
@@ -31,13 +31,14 @@ async def transaction(delivery: Delivery[Any]) -> AsyncGenerator[Any, None]:
 
     Cancellation: what was written is undone with the delivery.
     """
-    slot = delivery._handle  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] -- the transport's own handle
-    if not isinstance(slot, Slot):
+    claimed = delivery._handle  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] -- the transport's own handle
+    if not isinstance(claimed, Claimed):
         raise ValueError(
             f"delivery {delivery.id} of {delivery.source!r} has no transaction to lend: claim its table by RowLock()"
         )
-    connection = await slot.lend(delivery)
+    connection = await claimed.slot.lend(delivery, claimed)
     try:
         yield connection
     finally:
-        slot.take_back()
+        if claimed.slot.claimed is claimed:
+            claimed.slot.take_back()

@@ -231,3 +231,21 @@ async def test_a_statement_that_hangs_ends_by_itself(database: str, monkeypatch:
         with trio.fail_after(10):
             assert bodies(await link.receive(1)) == [b"a"]
         assert tables.run(f"SELECT count(*) {OURS}") == [(2,)]
+
+
+async def test_a_publish_that_gets_no_answer_may_be_there_or_not(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DESIGN 2: a statement that was cancelled took effect or not, so nobody says that it was not accepted."""
+    monkeypatch.setattr(writer, "STATEMENT", 0.5)
+    tables = PostgresTables(database).create()
+    broker = tables.broker()
+    async with broker.connect():
+        publisher = broker.publisher(tables.table())
+        await publisher.publish(b"a")
+        with psycopg.connect(database) as other:
+            other.execute(b"LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(LinkBroken, match="may be there or not"):
+                await publisher.publish(b"b")
+        await publisher.publish(b"c")
+    assert [row["payload"] for row in tables.rows()] == [b"a", b"c"]

@@ -12,9 +12,8 @@ import trio
 
 from actors import Runtime, Subscription, open_runtime
 from links.errors import TransactionHeld
-from links.memory import MemoryBroker
 from links.sql import transaction
-from settlement import Ack, Delivery, Drop, Ledger, Letter, Outcome, Policy, Retry, RetryAfter
+from settlement import Ack, Delivery, Drop, Ledger, Outcome, Policy, Retry, RetryAfter
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import open_link, until
 
@@ -226,6 +225,29 @@ async def test_which_deliveries_have_one(database: str) -> None:
         with pytest.raises(ValueError, match=r"claim its table by RowLock\(\)"):
             async with transaction(received.delivery):
                 pass
-    broker = MemoryBroker()
-    broker.fill("q", [Letter(b"a")])
-    assert broker.ready("q")
+    other: Delivery[bytes] = Delivery(
+        body=b"a", message=b"a", headers={}, attempt=1, redelivery_count=None, source="q", id="1", key=None
+    )
+    with pytest.raises(ValueError, match="delivery 1 of 'q' has no transaction"):
+        async with transaction(other):
+            pass
+
+
+async def test_an_older_claim_of_the_same_row_is_another_one(tables: PostgresTables) -> None:
+    """S-8.4: who kept the delivery of the first try does not write in the second one's transaction."""
+    first: list[Delivery[bytes]] = []
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome:
+        if not first:
+            first.append(delivery)
+            return Retry()
+        with pytest.raises(TransactionHeld, match="in hand no more"):
+            async with transaction(first[0]):
+                pass
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+        return Ack()
+
+    async with open_runtime(Subscription(tables.broker().queue(tables.table()), handler)) as runtime:
+        await until(lambda: runtime.ledger("jobs").acked, 15)
+    assert notes(tables) == [b"a"]

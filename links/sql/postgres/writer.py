@@ -100,8 +100,10 @@ class PostgresWriter(JobQueue):
         try:
             with trio.move_on_after(STATEMENT) as limit:
                 await work.run(connection)
-            if limit.cancelled_caught:
-                work.fail(TimeoutError(f"{self._name}: the server has not answered within {STATEMENT:g} s"))
+            if limit.cancelled_caught:  # it took effect or not
+                late = ConnectionBroken(f"{self._name}: the server has not answered within {STATEMENT:g} s")
+                if work.lost(late):
+                    work.fail(TimeoutError(str(late)))
         except psycopg.Error as error:
             broken = ConnectionBroken(f"{self._name}: {str(error).partition(chr(10))[0]}")
             broken.__cause__ = error
