@@ -54,6 +54,10 @@ class Backlog:
             self._wake()
         return received
 
+    def take_of(self, claim: object) -> Received[Any] | None:
+        """The next delivery, where it is of this claim."""
+        return self.take() if self._ready and self._ready[0].claim is claim else None
+
     async def until_ready(self) -> Received[Any] | None:
         """Wait for the next delivery; None: there will be none. Cancellation: nothing was taken."""
         while (received := self.take()) is None:

@@ -38,11 +38,18 @@ class BatchWorker(Worker):
                     await self._handle([received for received in batch if self._ours(received)], wake)
 
     async def _gather(self, backlog: Backlog) -> list[Received[Any]]:
-        """A batch; empty when the backlog has ended. Cancellation: the life books what was gathered."""
+        """A batch; empty when the backlog has ended. Cancellation: the life books what was gathered.
+
+        Those of one claim were handed over together: of another one there is nothing to wait for.
+        """
         first = await backlog.until_ready()
         if first is None:
             return []
         batch = [first]
+        if (claim := first.claim) is not None:
+            while len(batch) < self._subscription.size and (received := backlog.take_of(claim)) is not None:
+                batch.append(received)
+            return batch
         with trio.move_on_after(self._subscription.wait):
             while len(batch) < self._subscription.size:
                 received = backlog.take() or await backlog.until_ready()

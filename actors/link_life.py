@@ -65,6 +65,7 @@ class LinkLife:
     copies: OwedCopies
     drain: Drain
     in_flight: InFlight = attrs.field(init=False)
+    _size: int = attrs.field(default=1, init=False)
     _keeper: LeaseKeeper | None = attrs.field(default=None, init=False)
     _link: Link[Any] = attrs.field(init=False)
     _settler: Settler = attrs.field(init=False)
@@ -75,10 +76,10 @@ class LinkLife:
 
     def __attrs_post_init__(self) -> None:
         source, subscription = self.subscription.source, self.subscription
-        size = subscription.size if isinstance(subscription, BatchSubscription) else 1
+        self._size = subscription.size if isinstance(subscription, BatchSubscription) else 1
         rest = Line.REFUSED if source.at_most_once else Line.UNSETTLED
         self.in_flight = InFlight(
-            source.limit(subscription.concurrency, size), self.books, self.copies, rest, source.held
+            source.limit(subscription.concurrency, self._size), self.books, self.copies, rest, source.held
         )
         if source.lease is not None:
             self._keeper = LeaseKeeper(subscription.name, source.lease, source.renewal, self.in_flight)
@@ -95,7 +96,7 @@ class LinkLife:
         """
         name, source = self.subscription.name, self.subscription.source
         async with source.attach(
-            name, self._lost, self.drain.exit, self.subscription.policy, limit=self.in_flight.limit
+            name, self._lost, self.drain.exit, self.subscription.policy, limit=self.in_flight.limit, size=self._size
         ) as self._link:
             self.in_flight.proves, self.in_flight.forget = self._link.proves, self._link.forget
             self._link.degraded = partial(self.books.heard, self._link)

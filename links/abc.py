@@ -1,10 +1,7 @@
 """What a transport implements: a broker, its sources and publishers, and the link that is one life of a source.
 
-Each verb is one sentence. `links.testing` holds the checks that an implementation passes.
-
-Cancellation: every coroutine here may be cancelled at every await; its docstring says what that leaves behind. A link
-shields three things and no more, each with a deadline: its goodbye, the giving back of a half-taken `receive`, and a
-SQL settlement with its COMMIT or ROLLBACK.
+Cancellation: every coroutine here says what it leaves behind. A link shields three things and no more, each with a
+deadline: its goodbye, the giving back of a half-taken `receive`, and a SQL settlement with its COMMIT or ROLLBACK.
 """
 
 from __future__ import annotations
@@ -65,6 +62,7 @@ class Received(Generic[R]):
         expires: When the lease ends, on `trio.current_time()`; moved forward by `Link.extend`; None: there is no lease.
         started: A handler was called for it. What was never started goes back uncounted, where the transport can.
         unreadable: Why the transport itself could not read the message; then `delivery.message` must not be used.
+        claim: The same object for those that end by one commit: a batch has those of one. None: each ends by itself.
     """
 
     delivery: Delivery[R]
@@ -72,6 +70,7 @@ class Received(Generic[R]):
     expires: float | None = None
     started: bool = False
     unreadable: Exception | None = None
+    claim: object = None
 
 
 @attrs.define(eq=False)
@@ -219,11 +218,11 @@ class Source(ABC, Generic[R]):
 
     @abstractmethod
     def attach(
-        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1, size: int = 1
     ) -> AbstractAsyncContextManager[Link[R]]:
         """Attach a link for one life; on the way out it detaches and gives back what is unsettled, within `goodbye`.
 
-        `limit`: how many deliveries may be unsettled at once, 1 or more: as many places as a pool needs.
+        `limit`: how many deliveries may be unsettled at once, 1 or more; `size`: how many a handler takes at once.
 
         What the policy will ask of this transport is looked at here: a dead-letter table that is not there is refused.
 

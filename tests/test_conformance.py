@@ -323,7 +323,7 @@ class FaultyQueue(MemoryQueue):
 
     @asynccontextmanager
     async def attach(
-        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1, **_: int
     ) -> AsyncGenerator[Link[bytes], None]:
         async with super().attach(subscription, lost, goodbye, policy, limit=limit) as link:
             assert isinstance(link, MemoryLink)
@@ -421,7 +421,7 @@ class HasNoBacklog(FaultyQueue):
 
     @asynccontextmanager
     async def attach(
-        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1, **_: int
     ) -> AsyncGenerator[Link[bytes], None]:
         assert isinstance(self.broker, MemoryBroker)
         store = self.broker.store(self.name)

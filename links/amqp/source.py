@@ -122,6 +122,7 @@ class AmqpSource(Source[bytes]):
         policy: Policy = Policy(),
         *,
         limit: int = 1,  # noqa: ARG002 -- `receive` is told how much room there is
+        size: int = 1,  # noqa: ARG002
     ) -> AsyncGenerator[Link[bytes], None]:
         """Ask the management of a RabbitMQ about the queue, begin a session, attach a receiver.
 

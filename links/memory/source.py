@@ -75,6 +75,7 @@ class MemoryQueue(Source[bytes]):
         policy: Policy = Policy(),  # noqa: ARG002 -- takes every policy
         *,
         limit: int = 1,  # noqa: ARG002 -- `receive` is told how much room there is
+        size: int = 1,  # noqa: ARG002
     ) -> AsyncGenerator[Link[bytes], None]:
         """Attach a link; its goodbye puts back what is unsettled, and takes no time.
 

@@ -34,6 +34,7 @@ __all__ = [
     "PinForm",
     "Release",
     "Saying",
+    "Settled",
     "Settling",
 ]
 
@@ -55,25 +56,43 @@ class LeaseForm(Form, Protocol):
     """Seconds."""
 
 
+@attrs.frozen
+class Settled:
+    """What became of verbs that were said on a connection.
+
+    Attributes:
+        verdicts: One for each.
+        lost: The rows that stayed in the claim, and are held no more.
+        claimed: The rows of the next claim; None: nothing was looked for.
+    """
+
+    verdicts: Sequence[Verdict]
+    lost: Sequence[Row] = ()
+    claimed: Sequence[Row] | None = None
+
+
 class Pin(Protocol):
-    """One connection, for one row at a time: it holds what it has claimed until it is settled, let go, or lost.
+    """One connection, for one claim at a time: it holds what it has claimed until it is settled, let go, or lost.
 
     One task at a time uses it, but for `close`. Cancellation, anywhere: the connection is closed, and with it the claim
     ended; whether a verb was carried out is not known.
     """
 
-    async def claim(self, passing: Passing) -> Row | None:
-        """Claim the first row of the queue that can be had, but for those that are passed over.
+    async def claim(self, passing: Passing, room: int) -> Sequence[Row]:
+        """Claim the first rows of the queue that can be had, up to `room`, but for those that are passed over.
 
         Raises `ConnectionBroken` where there is no connection, `LinkRefused` where the table is no queue any more,
         `CallBroken` where the statement failed.
         """
         ...
 
-    async def settle(self, row: Row, verb: Verb, *, keep: bool) -> Verdict:
-        """Carry out the verb, and end the claim: with *not applied* it is held as before.
+    async def settle(
+        self, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], *, keep: bool, then: Passing | None
+    ) -> Settled:
+        """Carry out these verbs by one commit; what was *not applied*, and the rest of the claim, is held as before.
 
-        `keep`: what a handler has written on the connection stands; else it is undone first.
+        `keep`: what a handler has written on the connection stands; else it is undone first. `then`: where nothing is
+        held any more, claim as many rows again, but for those.
         """
         ...
 
@@ -86,7 +105,7 @@ class Pin(Protocol):
         ...
 
     async def let_go(self) -> None:
-        """End the claim, the row as it was."""
+        """End the claim, the rows as they were."""
         ...
 
     async def until_lost(self) -> str:
@@ -99,7 +118,7 @@ class Pin(Protocol):
 
 
 class PinForm(Form, Protocol):
-    """A queue of which each row that is in hand has a connection of its own."""
+    """A queue of which each claim that is in hand has a connection of its own."""
 
     def pin(self) -> Pin:
         """A new one, not connected yet."""

@@ -143,7 +143,7 @@ class LeaseLink(Link[R]):
         for received in job.received:
             self._rows.hold(received)
         self._full = job.error is None and job.full
-        for moment in self._passed.learn(job):
+        for moment in self._passed.learn(job.passing, job.rows, job.error):
             self._wakes.wake_at(moment)
         if self._full or job.error is not None:
             self._wakes.wake()

@@ -6,14 +6,14 @@ Owns which rows are passed over, until when, and what was said of them. Hears of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import trio
 
-from links.sql.jobs import Claim
-from links.sql.rows import name_of
+from links.sql.jobs import Passing
+from links.sql.rows import Row, name_of
 
 __all__ = ["PassedOver"]
 
@@ -59,26 +59,25 @@ class PassedOver:
         now = trio.current_time()
         return frozenset([row for row, passed in self._rows.items() if now < passed.until])
 
-    def learn(self, claim: Claim) -> list[float]:
-        """From what became of a claim: when to look again, on trio's clock.
+    def learn(self, passing: Passing, rows: Sequence[Row], error: BaseException | None) -> list[float]:
+        """From what became of a claim (its rows, or why it failed): when to look again, on trio's clock.
 
         For each that failed, and at once where so many failed that the claim did not come to the end: what is passed
         over now stands no longer in front of the rest. Too many to be remembered are looked at when the queue is
         polled.
         """
-        if not self._rows and not claim.passing.failed:
-            if claim.error is None and not self._well:
+        if not self._rows and not passing.failed:
+            if error is None and not self._well:
                 self._tell()
             return []
-        passing = claim.passing
         again = [until for row, why in passing.failed.items() if (until := self._failed(row, why)) is not None]
-        if claim.error is None:
-            for row in claim.rows:
+        if error is None:
+            for row in rows:
                 self._rows.pop(row[0], None)
             if passing.complete:  # what did not fail is gone, or due later
                 for row in [row for row in self._rows if row not in passing.over and row not in passing.failed]:
                     del self._rows[row]
-        if self._rows or claim.error is None:
+        if self._rows or error is None:
             self._tell()
         if passing.enough and again:
             again.append(trio.current_time())

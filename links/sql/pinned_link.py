@@ -1,9 +1,8 @@
-"""The link of the forms that hold a connection for each row in hand, for every dialect: claim, settle, let go.
+"""The link of the forms that hold a connection for each claim in hand, for every dialect: claim, settle, let go.
 
-Owns as many slots as there are places. A slot is an actor of its own: it owns one connection, claims a row with it,
-watches the connection while a handler works, and carries out what a worker orders; nobody else touches that connection.
-On an empty queue one slot looks and the others wait for it. Whoever finds a row sends the next one to look, and while
-there are rows they look side by side.
+Owns as many slots as there are places (`links.sql.slot`), each an actor with a connection of its own; a claim has one
+row, or as many as a batch has. On an empty queue one slot looks and the others wait for it. Whoever finds a row sends
+the next one to look, and while there are rows they look side by side.
 
 Tells `lost` where a connection ended under a delivery: its claim has ended with it, and the row is free again. A
 cancellation leaves no row claimed: the connection of each slot is closed, at the latest. What is shielded, and how
@@ -14,32 +13,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
-import attrs
 import trio
 
 from links.abc import Link, Lost, Received, Settlement, Verdict
-from links.errors import (
-    CallBroken,
-    ConnectionBroken,
-    LeaseLost,
-    LinkRefused,
-    NotApplied,
-    SettlementUnknown,
-    TransactionEnded,
-    TransactionHeld,
-)
-from links.sql.jobs import Passing, Pin, PinForm
+from links.errors import ConnectionBroken, LeaseLost, LinkRefused, SettlementUnknown
+from links.sql.jobs import Passing, PinForm
+from links.sql.passed_over import PassedOver
 from links.sql.patience import Patience
 from links.sql.rows import Row, RowReader
+from links.sql.slot import Claimed, Order, Slot
 from links.sql.wakes import Tell, Wakes, wake_for
-from settlement.delivery import Delivery
 from settlement.ledger import Line
 from settlement.sql import Verb
 
-__all__ = ["Claimed", "PinnedLink"]
+__all__ = ["PinnedLink"]
 
 R = TypeVar("R")
 
@@ -48,34 +38,10 @@ _log = logging.getLogger("trio_settlement")
 _FIRST: Final = 1.0
 _LONGEST: Final = 60.0
 """Seconds for which a row is passed over that could not be settled; the first time, and the longest."""
-CLAIM: Final = 30.0
-"""Seconds after which a claim is given up: somebody has locked the whole table, or the server is mute."""
-_RECONNECT: Final = (0.05, 5.0)
-"""Seconds between two tries to connect: the first, and the longest."""
-
-
-@attrs.define(eq=False)
-class _Order:
-    """What a slot is to do with its row: say a verb, or (None) let it go."""
-
-    verb: Verb | None
-    keep: bool = False
-    """What the handler wrote on the connection stands."""
-    verdict: Verdict = None
-    done: trio.Event = attrs.Factory(trio.Event)
-
-
-class Claimed:
-    """One claim of a slot, the handle of its delivery: a later claim of the same row is another one."""
-
-    __slots__ = ("slot",)
-
-    def __init__(self, slot: Slot) -> None:
-        self.slot = slot
 
 
 class PinnedLink(Link[R]):
-    """One life of a queue in the row-lock form; made by `SqlQueue.attach`, which runs it."""
+    """One life of a queue in the row-lock or advisory form; made by `SqlQueue.attach`, which runs it."""
 
     def __init__(
         self,
@@ -89,12 +55,14 @@ class PinnedLink(Link[R]):
         subscription: str,
         goodbye: float,
         limit: int,
+        size: int = 1,
     ) -> None:
         self._form, self._wakes, self._tell, self._lost = form, wakes, tell, lost
         self._reader: RowReader[R] = RowReader(form.table, source)
         self._over = over
         self.subscription, self.goodbye = subscription, goodbye
-        self._slots = [Slot(self, form.pin()) for _ in range(limit)]
+        self.size = min(size, limit)
+        self._slots = [Slot(self, form.pin()) for _ in range(limit // self.size)]
         self._at: dict[Received[R], Slot] = {}
         """Where each row in hand is."""
         self._ready: deque[Received[R]] = deque()
@@ -109,7 +77,11 @@ class PinnedLink(Link[R]):
         self._stopped = False
         self._refused: LinkRefused | None = None
         self._over_at: dict[Any, tuple[float, float]] = {}
-        """Rows that are passed over, by id: until when, and for how long."""
+        """Rows that could not be settled, by id: until when they are passed over, and for how long."""
+        self._passed = PassedOver(subscription, form.table.name, self._say)
+
+    def _say(self, what: str, why: str | None) -> None:
+        self.degraded(what, why)  # set after this link was made
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the slots, until cancelled.
@@ -142,8 +114,8 @@ class PinnedLink(Link[R]):
     def stop(self) -> None:
         """Claim nothing more; what is claimed and was not taken is let go."""
         self._stopped = True
-        while self._ready:
-            self._order(self._ready.popleft(), None)
+        self._let_go([*self._ready])
+        self._ready.clear()
 
     async def until_broken(self) -> NoReturn:
         """Wait until the connections' life is over, and raise why. Cancellation: nothing was done."""
@@ -157,46 +129,58 @@ class PinnedLink(Link[R]):
         are true, and a cancellation is noticed at the caller's next checkpoint.
         """
         patience = Patience(self.goodbye, ())
-        orders = [self._order(each.received, each.plan.verb, keep=each.plan.line is Line.ACKED) for each in settlements]
-        verdicts: list[Verdict] = []
-        for settlement, order in zip(settlements, orders, strict=True):
-            verb: Verb | None = settlement.plan.verb
-            what = f"{self.subscription!r}: row {settlement.received.delivery.id}"
-            if order is None:
-                verdicts.append(LeaseLost(f"{what}: its connection has ended, and the claim with it"))
-            elif await patience.until(order.done):
-                verdicts.append(order.verdict)
-                if order.verdict is None and verb is not None:
-                    wake_for(verb, self._form.table.name, self._wakes, self._tell)
-            else:
-                if (slot := self._at.get(settlement.received)) is not None:
-                    slot.give_up()
-                why = f"{what}: the database has not answered within {patience.waited:.1f} s"
-                verdicts.append(SettlementUnknown(why))
-        return verdicts
+        orders: dict[Slot, Order] = {}
+        for slot, some in self._by_slot([each.received for each in settlements]).items():
+            of = [each for each in settlements if each.received in some]
+            keep = all(each.plan.line is Line.ACKED for each in of)
+            orders[slot] = slot.order({each.received: each.plan.verb for each in of}, keep=keep)
+        verdicts: dict[Received[Any], Verdict] = {}
+        for slot, order in orders.items():
+            if await patience.until(order.done):
+                verdicts.update(order.verdicts)
+                continue
+            slot.give_up()
+            why = f"{self.subscription!r}: the database has not answered within {patience.waited:.1f} s"
+            verdicts.update({received: SettlementUnknown(why) for received in order.verbs})
+        return [self._verdict(each.received, each.plan.verb, verdicts) for each in settlements]
+
+    def _verdict(self, received: Received[Any], verb: Verb | None, verdicts: dict[Received[Any], Verdict]) -> Verdict:
+        if received not in verdicts:
+            which = f"{self.subscription!r}: row {received.delivery.id}"
+            return LeaseLost(f"{which}: its connection has ended, and the claim with it")
+        verdict = verdicts[received]
+        if verdict is None and verb is not None:
+            wake_for(verb, self._form.table.name, self._wakes, self._tell)
+        return verdict
+
+    def _by_slot(self, some: Iterable[Received[R]]) -> dict[Slot, list[Received[R]]]:
+        """Those that are in hand still, by where they are."""
+        found: dict[Slot, list[Received[R]]] = {}
+        for received in some:
+            if (slot := self._at.get(received)) is not None:
+                found.setdefault(slot, []).append(received)
+        return found
+
+    def _let_go(self, some: Iterable[Received[R]]) -> list[Order]:
+        return [slot.order(dict.fromkeys(of)) for slot, of in self._by_slot(some).items()]
 
     def forget(self, received: Received[R]) -> None:
         """Nothing will be said for this one: let it go. A plain call."""
-        self._order(received, None)
+        self._let_go([received])
 
     async def give_back(self, unsettled: Sequence[Received[R]]) -> None:
         """Let these go, the rows as they were.
 
         Cancellation: they are let go all the same.
         """
-        for order in [self._order(received, None) for received in unsettled]:
-            if order is not None:
-                await order.done.wait()
+        for order in self._let_go(unsettled):
+            await order.done.wait()
 
     async def say_goodbye(self) -> None:
         """Let go all that is still held: shielded, within `goodbye`; then the connections are closed."""
         self.stop()
         with trio.move_on_after(self.goodbye, shield=True):
             await self.give_back([*self._at])
-
-    def _order(self, received: Received[R], verb: Verb | None, *, keep: bool = False) -> _Order | None:
-        slot = self._at.get(received)
-        return None if slot is None else slot.order(verb, keep=keep)
 
     # --- what slots ask ----------------------------------------------------------------------------------------------
 
@@ -213,26 +197,38 @@ class PinnedLink(Link[R]):
                 self._turns.unpark()
                 raise
             self._wakes.look()
-        now = trio.current_time()
-        return Passing((), frozenset(row for row, (until, _) in self._over_at.items() if now < until))
+        return self._passing()
 
-    def looked(self, slot: Slot, row: Row | None) -> Received[R] | None:
+    def following(self) -> Passing | None:
+        """As `Owner.following`: while there are rows, and nobody waits for a turn."""
+        return None if self._stopped or self._empty else self._passing()
+
+    def _passing(self) -> Passing:
+        now = trio.current_time()
+        unsettled = [row for row, (until, _) in self._over_at.items() if now < until]
+        return Passing((), self._passed.now().union(unsettled))
+
+    def looked(self, slot: Slot, rows: Sequence[Row], passing: Passing) -> dict[Received[Any], Row]:
         """What a slot has found: the next one's turn, at once where there was something."""
         if self._looker is slot:
             self._looker = None
-        self._empty = row is None
+        self._empty = not rows
+        for moment in self._passed.learn(passing, rows, None):
+            self._wakes.wake_at(moment)
         self._turns.unpark()
-        if row is None:
-            return None
-        slot.claimed = Claimed(slot)
-        received = self._reader.read(row, None, slot.claimed)
-        self._at[received] = slot
+        if not rows:
+            return {}
+        slot.claimed = claimed = Claimed(slot)
+        found = {self._reader.read(row, None, claimed): row for row in rows}
+        for received in found:
+            received.claim = claimed
+            self._at[received] = slot
         if self._stopped:
-            slot.order(None)
+            slot.order(dict.fromkeys(found))
         else:
-            self._ready.append(received)
+            self._ready.extend(found)
             self._taken.unpark()
-        return received
+        return found
 
     def ended(self, received: Received[R]) -> None:
         """The claim of this one has ended."""
@@ -267,134 +263,3 @@ class PinnedLink(Link[R]):
         if why is not None:
             self._wakes.wake()  # nobody has seen what there is
         self.degraded("to claim on a connection for each delivery", why)
-
-
-class Slot:
-    """One place: a connection, and the row that it holds."""
-
-    def __init__(self, link: PinnedLink[Any], pin: Pin) -> None:
-        self._link, self.pin = link, pin
-        self.claimed: Claimed | None = None
-        """The last claim."""
-        self._held: Received[Any] | None = None
-        self._orders: deque[_Order] = deque()
-        self._watch: trio.CancelScope | None = None
-        self._at_work: trio.CancelScope | None = None
-        self._lent = False
-        self._told = trio.lowlevel.ParkingLot()
-        """Where the slot waits while its connection is lent, and who borrows it until the watch is off."""
-
-    def order(self, verb: Verb | None, *, keep: bool = False) -> _Order:
-        """Have this done with the row; a plain call. What was lent is taken back."""
-        order = _Order(verb, keep)
-        self._orders.append(order)
-        self.take_back()
-        if self._watch is not None:
-            self._watch.cancel()
-        return order
-
-    async def lend(self, delivery: Delivery[Any], claimed: Claimed) -> Any:
-        """The connection that holds this delivery's row by this claim, for its handler.
-
-        Raises `TransactionHeld` where it holds it no more, or is lent already. Cancellation: nothing is lent.
-        """
-        if self._held is None or self.claimed is not claimed or self._orders:
-            raise TransactionHeld(f"{delivery.source!r}: delivery {delivery.id} is in hand no more")
-        if self._lent:
-            raise TransactionHeld(f"{delivery.source!r}: the connection of delivery {delivery.id} is lent already")
-        self._lent = True
-        try:
-            while self._watch is not None:
-                self._watch.cancel()
-                await self._told.park()
-            return await self.pin.lend()
-        except BaseException:
-            self.take_back()
-            raise
-
-    def take_back(self) -> None:
-        """It is lent no more; a plain call."""
-        if self._lent:
-            self._lent = False
-            self.pin.take_back()
-            self._told.unpark_all()
-
-    def give_up(self) -> None:
-        """What is under way does not end: end the connection."""
-        if self._at_work is not None:
-            self._at_work.cancel()
-
-    async def run(self) -> None:
-        """Claim, hold, settle, until cancelled. Cancellation: nothing is held, the connection is closed."""
-        pause = _RECONNECT[0]
-        while True:
-            passing = await self._link.turn(self)
-            row: Row | None = None
-            trouble: Exception | None = None
-            try:
-                with trio.move_on_after(CLAIM) as limit:
-                    row = await self.pin.claim(passing)
-                if limit.cancelled_caught:
-                    trouble = CallBroken(f"{self._link.subscription!r}: no answer to a claim within {CLAIM:g} s")
-            except LinkRefused as error:
-                self._link.refuse(error)
-            except (ConnectionBroken, CallBroken) as error:
-                trouble = error
-            finally:
-                received = self._link.looked(self, row)
-            if trouble is not None:
-                self._link.trouble(str(trouble))
-                await trio.sleep(pause)
-                pause = min(2 * pause, _RECONNECT[1])
-                continue
-            if pause != _RECONNECT[0]:
-                self._link.trouble(None)
-                pause = _RECONNECT[0]
-            if received is not None and row is not None:
-                await self._hold(received, row)
-
-    async def _hold(self, received: Received[Any], row: Row) -> None:
-        """Until the claim has ended, one way or another."""
-        self._held = received
-        try:
-            while self._held is not None:
-                if self._orders:
-                    await self._carry_out(received, row, self._orders[0])
-                elif self._lent:
-                    await self._told.park()
-                else:
-                    await self._until_told(received)
-        finally:
-            self._link.ended(received)
-            self._held = None
-            for order in self._orders:
-                order.verdict = order.verdict or LeaseLost("its connection has ended, and the claim with it")
-                order.done.set()
-            self._orders.clear()
-
-    async def _until_told(self, received: Received[Any]) -> None:
-        with trio.CancelScope() as self._watch:
-            why = await self.pin.until_lost()
-            self.pin.close()
-            self._held = None
-            self._link.lose(received, why)
-        self._watch = None
-        self._told.unpark_all()
-
-    async def _carry_out(self, received: Received[Any], row: Row, order: _Order) -> None:
-        order.verdict = SettlementUnknown("the connection was closed while it was said")
-        with trio.move_on_after(self._link.goodbye, shield=True) as self._at_work:
-            if order.verb is None:
-                await self.pin.let_go()
-                order.verdict = None
-            else:
-                order.verdict = await self.pin.settle(row, order.verb, keep=order.keep)
-                if isinstance(order.verdict, LeaseLost | TransactionEnded):
-                    self._link.pass_over(received)
-        if self._at_work.cancelled_caught:
-            self.pin.close()
-        if not isinstance(order.verdict, NotApplied):
-            self._held = None
-            self._link.ended(received)
-        self._orders.popleft()
-        order.done.set()

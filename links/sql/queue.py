@@ -119,6 +119,7 @@ class SqlQueue(Source[R]):
         policy: Policy = Policy(),
         *,
         limit: int = 1,
+        size: int = 1,
     ) -> AsyncGenerator[Link[R], None]:
         """Check the table, and the one that the policy's dead letter names, and attach.
 
@@ -148,12 +149,12 @@ class SqlQueue(Source[R]):
             assert form is not None, "it was looked at"  # noqa: S101 -- an invariant of ours
             for line in form.warnings:
                 _log.warning("%s", line)
-            async with self._linked(form, wakes, subscription, goodbye, lost, limit) as link:
+            async with self._linked(form, wakes, subscription, goodbye, lost, (limit, size)) as link:
                 yield link
 
     @asynccontextmanager
     async def _linked(  # noqa: PLR0917 -- what `attach` has
-        self, form: Form, wakes: Wakes, subscription: str, goodbye: float, lost: Lost, limit: int
+        self, form: Form, wakes: Wakes, subscription: str, goodbye: float, lost: Lost, room: tuple[int, int]
     ) -> AsyncGenerator[Link[R], None]:
         life, tell = self._database.life, self._database.wake
         names = {"source": self.name, "subscription": subscription}
@@ -166,7 +167,15 @@ class SqlQueue(Source[R]):
                 await link.say_goodbye()  # noqa: ASYNC102 -- it shields itself, with a deadline
             return
         pinned: PinnedLink[R] = PinnedLink(
-            cast("PinForm", form), life.until_over, wakes, tell, lost, goodbye=goodbye, limit=limit, **names
+            cast("PinForm", form),
+            life.until_over,
+            wakes,
+            tell,
+            lost,
+            goodbye=goodbye,
+            limit=room[0],
+            size=room[1],
+            **names,
         )
         async with beside(pinned.run):
             try:

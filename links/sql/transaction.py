@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from links.sql.pinned_link import Claimed
+from links.sql.slot import Claimed
 from settlement.delivery import Delivery
 
 __all__ = ["transaction"]
@@ -36,9 +36,8 @@ async def transaction(delivery: Delivery[Any]) -> AsyncGenerator[Any, None]:
         raise ValueError(
             f"delivery {delivery.id} of {delivery.source!r} has no transaction to lend: claim its table by RowLock()"
         )
-    connection = await claimed.slot.lend(delivery, claimed)
+    connection = await claimed.lend(delivery)
     try:
         yield connection
     finally:
-        if claimed.slot.claimed is claimed:
-            claimed.slot.take_back()
+        claimed.take_back()

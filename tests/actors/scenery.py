@@ -198,7 +198,7 @@ class StageQueue(Source[bytes]):
 
     @asynccontextmanager
     async def attach(
-        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1
+        self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1, size: int = 1
     ) -> AsyncGenerator[Link[bytes], None]:
         await trio.lowlevel.checkpoint()
         self.lives += 1

@@ -229,7 +229,14 @@ async def test_a_slow_refusal_is_waited_for(autojump_clock: Clock) -> None:
     class Slow(StageQueue):
         @asynccontextmanager
         async def attach(
-            self, subscription: str, lost: Lost, goodbye: float, policy: Policy = Policy(), *, limit: int = 1
+            self,
+            subscription: str,
+            lost: Lost,
+            goodbye: float,
+            policy: Policy = Policy(),
+            *,
+            limit: int = 1,
+            size: int = 1,
         ) -> AsyncGenerator[Link[bytes], None]:
             await trio.sleep(3.0)
             raise LinkRefused(f"{subscription}: no")

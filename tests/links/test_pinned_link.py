@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from links.abc import Received, Settlement, Verdict, beside
 from links.errors import CallBroken, ConnectionBroken, LeaseLost, NotApplied, SettlementUnknown
 from links.sql import Table
-from links.sql.jobs import Passing
+from links.sql.jobs import Passing, Settled
 from links.sql.pinned_link import PinnedLink
 from links.sql.rows import Row
 from links.sql.wakes import Wakes
@@ -25,6 +25,7 @@ from settlement.sql import Finish, Verb
 pytestmark = pytest.mark.sqlite  # it belongs to links.sql, and needs no server
 
 POLL = 1000.0
+CONNECTIONS = "to claim on a connection for each delivery"
 
 
 @attrs.define
@@ -40,8 +41,15 @@ class Server:
     trouble: list[Exception] = attrs.Factory(list[Exception])
     hangs: bool = False
     verdicts: list[Verdict] = attrs.Factory(list[Verdict])
+    lost: list[int] = attrs.Factory(list[int])
     said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
     pins: list[FakePin] = attrs.Factory(list["FakePin"])
+
+    def take(self, passing: Passing, room: int) -> Sequence[Row]:
+        found = [row for row in self.rows if row not in passing.over][:room]
+        for row in found:
+            self.rows.remove(row)
+        return [(row, None, 2, b"%d" % row, None, None) for row in found]
 
     def pin(self) -> FakePin:
         self.pins.append(FakePin(self))
@@ -56,7 +64,7 @@ class FakePin:
         self.ended = trio.Event()
         self.closed = 0
 
-    async def claim(self, passing: Passing) -> Row | None:
+    async def claim(self, passing: Passing, room: int) -> Sequence[Row]:
         server = self.server
         server.claims += 1
         server.at_once += 1
@@ -67,11 +75,7 @@ class FakePin:
             server.at_once -= 1
         if server.trouble:
             raise server.trouble.pop()
-        found = next((row for row in server.rows if row not in passing.over), None)
-        if found is None:
-            return None
-        server.rows.remove(found)
-        return (found, None, 2, b"%d" % found, None, None)
+        return server.take(passing, room)
 
     async def lend(self) -> Any:
         return self
@@ -79,13 +83,19 @@ class FakePin:
     def take_back(self) -> None:
         self.server.said.append((-1, "take back"))
 
-    async def settle(self, row: Row, verb: Verb, *, keep: bool) -> Verdict:
+    async def settle(
+        self, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], *, keep: bool, then: Passing | None
+    ) -> Settled:
         assert keep
         if self.server.hangs:
             await trio.sleep_forever()
-        self.server.said.append((row[0], str(verb)))
+        self.server.said += [(row[0], str(verb)) for row, verb in said]
         await trio.lowlevel.checkpoint()
-        return self.server.verdicts.pop() if self.server.verdicts else None
+        verdicts = [self.server.verdicts.pop() if self.server.verdicts else None for _ in said]
+        lost, self.server.lost = [row for row in rest if row[0] in self.server.lost], []
+        if then is None or any(verdicts) or rest:
+            return Settled(verdicts, lost)
+        return Settled(verdicts, lost, self.server.take(then, len(said)))
 
     async def let_go(self) -> None:
         self.server.said.append((-1, "let go"))
@@ -106,14 +116,25 @@ async def never() -> ConnectionBroken:
 
 
 @asynccontextmanager
-async def linked(server: Server, *, limit: int = 4) -> AsyncGenerator[tuple[PinnedLink[Any], list[Any]], None]:
+async def linked(
+    server: Server, *, limit: int = 4, size: int = 1
+) -> AsyncGenerator[tuple[PinnedLink[Any], list[Any]], None]:
     lost: list[Any] = []
 
     def lose(received: Received[Any], line: Line) -> None:
         lost.append((received, line))
 
     link: PinnedLink[Any] = PinnedLink(
-        server, never, Wakes(POLL), lambda *_: None, lose, source="jobs", subscription="test", goodbye=5.0, limit=limit
+        server,
+        never,
+        Wakes(POLL),
+        lambda *_: None,
+        lose,
+        source="jobs",
+        subscription="test",
+        goodbye=5.0,
+        limit=limit,
+        size=size,
     )
     async with beside(link.run):
         try:
@@ -138,13 +159,22 @@ async def test_slots_look_side_by_side_while_there_are_rows(autojump_clock: Mock
     server = Server([*range(100)])
     async with linked(server) as (link, _):
         began = trio.current_time()
-        for received in await some(link, 4):
-            await link.settle([finish(received)])
+        await link.give_back(await some(link, 4))
         assert trio.current_time() - began == 4
-        for received in await some(link, 4):
-            await link.settle([finish(received)])
+        await link.give_back(await some(link, 4))
         assert server.most == 4
         assert trio.current_time() - began <= 6
+
+
+async def test_the_next_claim_travels_with_a_settlement(autojump_clock: MockClock) -> None:
+    """DESIGN 3.8: while there are rows; a claim of its own takes a second here, and one behind a settlement none."""
+    server = Server([*range(100)])
+    async with linked(server, limit=1) as (link, _):
+        for _ in range(50):
+            (received,) = await some(link, 1)
+            await link.settle([finish(received)])
+        assert (trio.current_time(), server.claims) == (1, 1)
+        link.stop()
 
 
 async def test_one_looks_at_an_empty_queue(autojump_clock: MockClock) -> None:
@@ -236,17 +266,17 @@ async def test_a_claim_that_hangs_is_given_up(autojump_clock: MockClock, monkeyp
     usual = FakePin.claim
     hung = 0
 
-    async def hangs(pin: FakePin, passing: Passing) -> Row | None:
+    async def hangs(pin: FakePin, passing: Passing, room: int) -> Sequence[Row]:
         nonlocal hung
         hung += 1
         if hung == 1:
             await trio.sleep_forever()
-        return await usual(pin, passing)
+        return await usual(pin, passing, room)
 
     monkeypatch.setattr(FakePin, "claim", hangs)
     told: list[str | None] = []
     async with linked(server, limit=1) as (link, _):
-        link.degraded = lambda _, why: told.append(why)
+        link.degraded = lambda what, why: told.append(why) if what == CONNECTIONS else None
         began = trio.current_time()
         await some(link, 1)
         assert 31 <= trio.current_time() - began <= 32
@@ -259,7 +289,43 @@ async def test_connections_that_cannot_be_had(trouble: Exception, autojump_clock
     server = Server([1], trouble=[trouble] * 5)
     told: list[str | None] = []
     async with linked(server, limit=1) as (link, _):
-        link.degraded = lambda _, why: told.append(why)
+        link.degraded = lambda what, why: told.append(why) if what == CONNECTIONS else None
         await some(link, 1)
         assert trio.current_time() < 10, "it is not the poll that tries again"
     assert told == [str(trouble)] * 5 + [None]
+
+
+async def test_a_batch_is_one_claim(autojump_clock: MockClock) -> None:
+    """DESIGN 3.8: its rows on one connection, settled by one order; so two places for four rows in batches of two."""
+    server = Server([*range(4)])
+    async with linked(server, limit=4, size=2) as (link, _):
+        first, second = [*await some(link, 2)], [*await some(link, 2)]
+        assert len(server.pins) == 2
+        assert first[0].claim is first[1].claim is not second[0].claim
+        await link.settle([finish(received) for received in first])
+    assert server.said[:2] == [(0, "finish"), (1, "finish")]
+
+
+async def test_a_part_of_a_batch(autojump_clock: MockClock) -> None:
+    """S-6.2: what is settled is, the rest is held; what was taken in between is lost, one dropped goes with the end."""
+    server = Server([*range(4)], lost=[2])
+    async with linked(server, limit=4, size=4) as (link, lost):
+        one, two, three, four = await some(link, 4)
+        assert list(await link.settle([finish(one)])) == [None]
+        assert [received for received, _ in lost] == [three]
+        link.forget(two)
+        await wait_all_tasks_blocked()
+        assert server.said == [(0, "finish")], "the claim lives on"
+        assert [type(each) for each in await link.settle([finish(two), finish(three)])] == [LeaseLost, LeaseLost]
+        assert list(await link.settle([finish(four)])) == [None]
+    assert server.said == [(0, "finish"), (3, "finish")]
+
+
+async def test_a_connection_that_ends_under_a_batch(autojump_clock: MockClock) -> None:
+    """DESIGN 4: each of its deliveries is unsettled."""
+    server = Server([*range(3)])
+    async with linked(server, limit=3, size=3) as (link, lost):
+        batch = await some(link, 3)
+        server.pins[0].ended.set()
+        await wait_all_tasks_blocked()
+        assert lost == [(received, Line.UNSETTLED) for received in batch]

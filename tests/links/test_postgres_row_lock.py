@@ -14,7 +14,7 @@ import trio
 from actors import Subscription, open_runtime
 from links.abc import Link, Received
 from links.errors import LeaseLost, LinkRefused, NotApplied, SettlementUnknown
-from links.sql import AdvisoryLock, Lease, RowLock, SqlQueue, Table, pinned_link
+from links.sql import AdvisoryLock, Lease, RowLock, SqlQueue, Table, slot
 from settlement import Ack, Delivery, Drop, Policy, Retry, RetryAfter
 from settlement.ledger import Line
 from settlement.policy import DeadLetter, Ending
@@ -372,7 +372,7 @@ async def test_altered_under_the_worker(database: str) -> None:
 
 async def test_a_table_that_somebody_holds(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim that waits for a lock of the whole table is given up, and leaves nothing behind on the server."""
-    monkeypatch.setattr(pinned_link, "CLAIM", 0.5)
+    monkeypatch.setattr(slot, "CLAIM", 0.5)
     tables = locked(database)
     tables.add(b"a")
     told: list[str | None] = []

@@ -1,18 +1,20 @@
 """The row-lock form on PostgreSQL: a claim is a transaction that holds its row, and its COMMIT is the settlement.
 
 A claim is one message to the server (BEGIN and a SELECT … FOR NO KEY UPDATE SKIP LOCKED), a settlement another one
-(a savepoint, the verb, COMMIT): several statements in one string, sent by the simple protocol. The row is locked no
-more than it must be, so a handler may insert rows elsewhere that refer to it.
+(a savepoint, the verbs, COMMIT), with the next claim behind it while there are rows: several statements in one string,
+sent by the simple protocol. A row is locked no more than it must be, so a handler may insert rows elsewhere that refer
+to it.
 
 A verb that fails goes back to the savepoint, and the claim lives on; one that fails at COMMIT (a deferred constraint)
-has ended it.
+has ended it. Where a part of a batch is settled, that COMMIT frees the other rows too, and they are locked again by the
+same message: what somebody else has taken in between is lost.
 
 Cancellation, anywhere: the connection is closed, and the server rolls back what was not committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import psycopg
@@ -29,7 +31,7 @@ from links.errors import (
     SettlementUnknown,
     TransactionEnded,
 )
-from links.sql.jobs import Passing
+from links.sql.jobs import Passing, Settled
 from links.sql.postgres.codes import is_reshaped
 from links.sql.postgres.lent import LentConnection
 from links.sql.postgres.looked import Ignored, Looked
@@ -66,11 +68,11 @@ class PostgresPin:
         self._written = False
         """A handler may have written in this transaction: behind the savepoint `handling`."""
 
-    async def claim(self, passing: Passing) -> Row | None:
+    async def claim(self, passing: Passing, room: int) -> Sequence[Row]:
         """As `Pin.claim`."""
         connection = await self._connected()
         try:
-            return await self._claim(connection, passing)
+            return await self._claim(connection, passing, room)
         except LinkError:
             raise
         except psycopg.Error as error:
@@ -97,18 +99,22 @@ class PostgresPin:
         except psycopg.Error as error:
             raise (ConnectionBroken if connection.closed else CallBroken)(_first_line(error)) from error
 
-    async def _claim(self, connection: TrioConnection, passing: Passing) -> Row | None:
+    async def _claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
         await self._look_again(connection, now=False)
-        values = {"group": self._form.group, "over": [*passing.over], "room": 1}
         self._written = False
-        cursor = AsyncClientCursor(connection)
-        await cursor.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {self._form.texts.claim}".encode(), values)
-        cursor.nextset()
-        found = await cursor.fetchone()
-        if found is None:
+        return await self._found(connection, self._claiming(connection, passing, room), passing)
+
+    def _claiming(self, connection: TrioConnection, passing: Passing, room: int) -> list[str]:
+        values = {"group": self._form.group, "over": [*passing.over], "room": room}
+        return [_BEGIN, _bound(connection, self._form.texts.claim, values)]
+
+    async def _found(self, connection: TrioConnection, texts: Sequence[str], passing: Passing) -> Sequence[Row]:
+        """Carry out these, of which the last one is a claim. Where it finds nothing the transaction is ended."""
+        rows = await _last(connection, texts)
+        passing.complete = not rows
+        if not rows:
             await self._roll_back(connection)
-            return None
-        return self._form.row(found)
+        return [self._form.row(row) for row in rows]
 
     async def lend(self) -> LentConnection:
         """As `Pin.lend`. Raises `psycopg.Error`."""
@@ -126,24 +132,23 @@ class PostgresPin:
             self._lent.end()
             self._lent = None
 
-    async def settle(self, row: Row, verb: Verb, *, keep: bool) -> Verdict:
+    async def settle(
+        self, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], *, keep: bool, then: Passing | None
+    ) -> Settled:
         """As `Pin.settle`."""
         connection = self._connection
         assert connection is not None, "it has claimed"  # noqa: S101 -- an invariant of ours
+        verdict: Verdict
         try:
-            if self._written and (ended := await self._after_handler(connection, keep=keep)) is not None:
-                return ended
-            return await self._settle(connection, row, verb)
+            if not self._written or (verdict := await self._after_handler(connection, keep=keep)) is None:
+                if not self._plain(said):
+                    return await self._one_by_one(connection, said, rest)
+                return await self._at_once(connection, said, rest, then)
         except psycopg.Error as error:
-            if connection.closed:
-                self.close()
-                unknown = SettlementUnknown(f"the connection broke while it was said: {_first_line(error)}")
-                unknown.__cause__ = error
-                return unknown
-            failure: Exception = error
-        except (LinkError, Ignored) as error:
-            failure = error
-        return await self._failed(connection, failure)
+            self.close()
+            verdict = SettlementUnknown(f"the connection broke while it was said: {_first_line(error)}")
+            verdict.__cause__ = error
+        return Settled([verdict] * len(said), rest)
 
     async def _after_handler(self, connection: TrioConnection, *, keep: bool) -> Verdict:
         """Undo what the handler wrote, unless it is to be kept; a verdict where the claim is no more."""
@@ -167,54 +172,114 @@ class PostgresPin:
         await self._roll_back(connection)
         return TransactionEnded("the handler has ended the transaction that was lent to it")
 
-    async def _settle(self, connection: TrioConnection, row: Row, verb: Verb) -> Verdict:
-        if isinstance(verb, PutBack) and not verb.count:
-            await self._roll_back(connection)
-            return None
-        values: dict[str, Any] = {"id": row[0]}
-        if isinstance(verb, MoveToTable):
-            if not await self._form.moved(connection, values, verb.table, row[0]):
-                raise Ignored("it touched no row: a trigger has ignored it")
-        else:
-            text = self._text(verb, values)
-            if not self._form.schema.triggers:
-                statements = f"SAVEPOINT settling; {text}; COMMIT"
-                await AsyncClientCursor(connection).execute(statements.encode(), values)
-                return None
-            async with connection.transaction():  # a savepoint
-                if not (await connection.execute(text.encode(), values)).rowcount:
-                    raise Ignored("it touched no row: a trigger has ignored it")
-        await connection.execute(b"COMMIT")
-        return None
+    def _plain(self, said: Sequence[tuple[Row, Verb]]) -> bool:
+        """Is each verb one statement, of which there is nothing to look at?"""
+        return not self._form.schema.triggers and not any(isinstance(verb, MoveToTable) for _, verb in said)
 
-    def _text(self, verb: Verb, values: dict[str, Any]) -> str:
-        texts = self._form.texts
+    async def _at_once(
+        self, connection: TrioConnection, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], then: Passing | None
+    ) -> Settled:
+        """All by one message, and what follows by the same. Raises `psycopg.Error` where the connection broke."""
+        alike: dict[Verb, list[Any]] = {}
+        for row, verb in said:
+            if not isinstance(verb, PutBack) or verb.count:
+                alike.setdefault(verb, []).append(row[0])
+        texts = ["SAVEPOINT settling", *[self._text(connection, verb, ids) for verb, ids in alike.items()], "COMMIT"]
+        done: list[Verdict] = [None] * len(said)
+        try:
+            if rest:
+                return Settled(done, await self._committed(connection, texts, rest))
+            if then is None:
+                await _last(connection, texts)
+                return Settled(done)
+            texts += self._claiming(connection, then, len(said))
+            self._written = False
+            return Settled(done, claimed=await self._found(connection, texts, then))
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            failure = error
+        if connection.info.transaction_status == TransactionStatus.IDLE:
+            return self._not_committed(failure, said, rest)
+        try:
+            await connection.execute(b"ROLLBACK TO SAVEPOINT settling")
+        except psycopg.errors.InvalidSavepointSpecification:  # what came behind the COMMIT has failed
+            await self._roll_back(connection)
+            return Settled(done, rest)
+        if len(said) == 1:
+            return Settled([_not_applied(failure)])
+        return await self._one_by_one(connection, said, rest)
+
+    async def _one_by_one(
+        self, connection: TrioConnection, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row]
+    ) -> Settled:
+        """Each by itself, so that one that fails does not touch the others; then one COMMIT."""
+        verdicts = [await self._say(connection, row, verb) for row, verb in said]
+        stays = [row for (row, _), verdict in zip(said, verdicts, strict=True) if verdict is not None]
+        if len(stays) == len(said):
+            return Settled(verdicts)
+        try:
+            lost = await self._committed(connection, ["COMMIT"], [*stays, *rest])
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            if connection.info.transaction_status == TransactionStatus.IDLE:
+                return self._not_committed(error, said, rest)
+            await self._roll_back(connection)
+            lost = [*stays, *rest]
+        gone = {row[0] for row in lost}
+        for number, (row, _) in enumerate(said):
+            if row[0] in gone:
+                verdicts[number] = LeaseLost("it was not applied, and its claim has ended with the others'")
+        return Settled(verdicts, [row for row in rest if row[0] in gone])
+
+    async def _say(self, connection: TrioConnection, row: Row, verb: Verb) -> Verdict:
+        """Carry out one verb. Raises `psycopg.Error` where the connection broke."""
+        try:
+            if isinstance(verb, MoveToTable):
+                touched = await self._form.moved(connection, {"ids": [row[0]]}, verb.table, row[0])
+            elif isinstance(verb, PutBack) and not verb.count:
+                return None
+            else:
+                async with connection.transaction():  # a savepoint
+                    cursor = await connection.execute(_sql(self._text(connection, verb, [row[0]])))
+                    touched = cursor.rowcount > 0
+            return None if touched else _not_applied(Ignored("it touched no row: a trigger has ignored it"))
+        except (LinkError, Ignored) as error:
+            return _not_applied(error)
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            return _not_applied(error)
+
+    async def _committed(self, connection: TrioConnection, texts: Sequence[str], rest: Sequence[Row]) -> Sequence[Row]:
+        """Carry out these, of which the last one is COMMIT, and lock the rest again; those of it that are lost."""
+        if not rest:
+            await _last(connection, texts)
+            return []
+        again = _bound(connection, self._form.texts.again, {"ids": [row[0] for row in rest], "group": self._form.group})
+        held = {row[0] for row in await _last(connection, [*texts, _BEGIN, again])}
+        return [row for row in rest if row[0] not in held]
+
+    @staticmethod
+    def _not_committed(why: Exception, said: Sequence[Any], rest: Sequence[Row]) -> Settled:
+        lost = LeaseLost(f"the transaction was rolled back at its COMMIT: {_first_line(why)}")
+        lost.__cause__ = why
+        return Settled([lost] * len(said), rest)
+
+    def _text(self, connection: TrioConnection, verb: Verb, ids: Sequence[Any]) -> str:
+        texts, values = self._form.texts, {"ids": [*ids]}
         match verb:
             case Finish():
-                return texts.finish
+                return _bound(connection, texts.finish, values)
             case PutBack():
-                return texts.put_back
+                return _bound(connection, texts.put_back, values)
             case Delay(seconds):
-                values["seconds"] = seconds
-                return texts.delay
+                return _bound(connection, texts.delay, values | {"seconds": seconds})
             case MoveToGroup(group):
-                values["to"] = group
-                return texts.regroup
+                return _bound(connection, texts.regroup, values | {"to": group})
             case _:
                 raise TypeError(f"{verb!r} is no verb of a row lock")
-
-    async def _failed(self, connection: TrioConnection, why: Exception) -> Verdict:
-        """The claim lives on where the transaction does: within, a verb that failed has gone back to its savepoint."""
-        status = connection.info.transaction_status
-        if status == TransactionStatus.INERROR:
-            await connection.execute(b"ROLLBACK TO SAVEPOINT settling")
-        if status == TransactionStatus.IDLE:
-            lost = LeaseLost(f"the transaction was rolled back at its COMMIT: {_first_line(why)}")
-            lost.__cause__ = why
-            return lost
-        refused = NotApplied(_first_line(why))
-        refused.__cause__ = why
-        return refused
 
     async def let_go(self) -> None:
         """As `Pin.let_go`."""
@@ -239,6 +304,33 @@ class PostgresPin:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.finish()
+
+
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+
+def _bound(connection: TrioConnection, text: str, values: dict[str, Any]) -> str:
+    """The statement with its values written into it."""
+    return AsyncClientCursor(connection).mogrify(_sql(text), values)
+
+
+async def _last(connection: TrioConnection, texts: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Carry out these by one message: the rows of the last one. Raises `psycopg.Error`."""
+    cursor = AsyncClientCursor(connection)
+    await cursor.execute(_sql("; ".join(texts)))
+    while cursor.nextset():
+        pass
+    return await cursor.fetchall() if cursor.description else []
+
+
+def _sql(text: str) -> bytes:
+    return text.encode()
+
+
+def _not_applied(why: Exception) -> NotApplied:
+    refused = NotApplied(_first_line(why))
+    refused.__cause__ = why
+    return refused
 
 
 def _first_line(error: BaseException) -> str:

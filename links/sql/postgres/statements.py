@@ -66,8 +66,9 @@ class Rows:
         ordering = (self.table.priority, self.table.retry_after)
         return (*(column for column in ordering if column and not self.schema[column].nullable), self.table.id)
 
-    def due(self, more: str = "", end: str = "") -> str:
-        """FROM to LIMIT: the rows that a claim may have."""
+    @property
+    def claimable(self) -> str:
+        """What is true of a row that a claim may have."""
         table = self.table
         due: list[str] = []
         if table.group:
@@ -81,9 +82,13 @@ class Rows:
         if table.locked_until:
             lock = f"j.{quote(table.locked_until)}"
             due.append(f"({lock} IS NULL OR {lock} <= {_NOW})")
-        due.append(f"NOT (j.{self.id} = ANY (%(over)s::{self.ids}))")
+        return " AND ".join(due) or "true"
+
+    def due(self, more: str = "", end: str = "") -> str:
+        """FROM to LIMIT: the rows that a claim may have."""
+        over = f"NOT (j.{self.id} = ANY (%(over)s::{self.ids}))"
         ordering = ", ".join(f"j.{quote(column)}" for column in self.order)
-        return f"FROM {self.name} j WHERE {' AND '.join(due)}{more} ORDER BY {ordering} LIMIT %(room)s{end}"
+        return f"FROM {self.name} j WHERE {self.claimable} AND {over}{more} ORDER BY {ordering} LIMIT %(room)s{end}"
 
     @property
     def selected(self) -> list[str]:
@@ -229,13 +234,15 @@ def _set(column: str | None, value: str) -> str:
 class RowLockStatements(Rows):
     """The texts of the row-lock form for one table; one whose column the table has not is empty.
 
-    They are sent with the values written into them, several in one string. The row in hand is bound as `id`.
+    They are sent with the values written into them, several in one string. The rows that are meant are bound as `ids`.
     """
 
-    events = ("look", "claim", "finish", "put_back", "delay", "regroup")
+    events = ("look", "claim", "again", "finish", "put_back", "delay", "regroup")
     delays = 0.0
     claim: str
-    """Lock the first due row but for those whose ids are in `over`, of `group`; gives what a lease's claim gives."""
+    """Lock up to `room` due rows of `group`, but for those in `over`; gives what the claim of a lease gives."""
+    again: str
+    """Lock those of `ids` that are due still, behind a COMMIT; gives their ids."""
     finish: str
     """Mark as processed, or delete."""
     put_back: str
@@ -250,9 +257,11 @@ class RowLockStatements(Rows):
         counted = f"COALESCE(j.{quote(table.attempt)}, 1) + 1" if table.attempt else "NULL::bigint"
         key, *rest = self.selected
         head = ", ".join((key, "NULL", counted, *rest))
-        self.claim = f"SELECT {head} {self.due('', ' FOR NO KEY UPDATE OF j SKIP LOCKED')}"
+        locked = "FOR NO KEY UPDATE OF j SKIP LOCKED"
+        self.claim = f"SELECT {head} {self.due('', f' {locked}')}"
+        self._mine = f"WHERE j.{self.id} = ANY (%(ids)s::{self.ids})"
+        self.again = f"SELECT {key} FROM {self.name} j {self._mine} AND {self.claimable} {locked}"
         count = _set(table.attempt, counted)
-        self._mine = f"WHERE j.{self.id} = %(id)s::{self.kind}"
         self.put_back = self._update(count)
         self.finish = self._update(_set(table.processed_at, "clock_timestamp()")) or self._delete
         due = _set(table.retry_after, later("%(seconds)s"))

@@ -1,0 +1,307 @@
+"""One place of a pinned link: a connection, and the rows that it holds by one claim.
+
+Owns its connection; nobody else touches it, but for `close`. Hears orders of the link, plain calls: say verbs, let go,
+lend the connection. Tells the link what it has found, what it has lost, and what each order came to. A claim ends when
+each of its rows was settled, let go or lost; then the slot claims again, by the same message as the last settlement
+while there are rows.
+
+Cancellation: nothing stays claimed, since the connection is closed at the latest. An order under way is shielded, for
+one goodbye.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import attrs
+import trio
+
+from links.abc import Received, Verdict
+from links.errors import (
+    CallBroken,
+    ConnectionBroken,
+    LeaseLost,
+    LinkRefused,
+    NotApplied,
+    SettlementUnknown,
+    TransactionEnded,
+    TransactionHeld,
+)
+from links.sql.jobs import Passing, Pin
+from links.sql.rows import Row
+from settlement.delivery import Delivery
+from settlement.sql import Verb
+
+__all__ = ["Claimed", "Order", "Owner", "Slot"]
+
+CLAIM: Final = 30.0
+"""Seconds after which a claim is given up: somebody has locked the whole table, or the server is mute."""
+_RECONNECT: Final = (0.05, 5.0)
+"""Seconds between two tries to connect: the first, and the longest."""
+
+
+@attrs.define(eq=False)
+class Order:
+    """What a slot is to do with rows of its claim, and what came of it.
+
+    Attributes:
+        verbs: What to say of each, by one commit; None: let it go.
+        keep: What a handler wrote on the connection stands; False by default.
+        verdicts: One for each, when it is done.
+        done: Set then.
+    """
+
+    verbs: Mapping[Received[Any], Verb | None]
+    keep: bool = False
+    verdicts: dict[Received[Any], Verdict] = attrs.Factory(dict[Received[Any], Verdict])
+    done: trio.Event = attrs.Factory(trio.Event)
+
+
+class Claimed:
+    """One claim of a slot, the handle of its deliveries: a later claim of the same row is another one."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+
+    async def lend(self, delivery: Delivery[Any]) -> Any:
+        """As `Slot.lend`, while this claim lasts."""
+        return await self.slot.lend(delivery, self)
+
+    def take_back(self) -> None:
+        """What was lent by this claim is lent no more; a plain call."""
+        if self.slot.claimed is self:
+            self.slot.take_back()
+
+
+class Owner(Protocol):
+    """The link, as its slots see it. Plain calls, but for `turn`."""
+
+    subscription: str
+    goodbye: float
+    """Seconds for an order."""
+    size: int
+    """Rows of one claim, at most."""
+
+    async def turn(self, slot: Slot) -> Passing:
+        """Wait until it is worth to look. Cancellation: nothing was done."""
+        ...
+
+    def following(self) -> Passing | None:
+        """What a claim behind a settlement passes over; None: it is not worth to look at once."""
+        ...
+
+    def looked(self, slot: Slot, rows: Sequence[Row], passing: Passing) -> dict[Received[Any], Row]:
+        """What a claim has found."""
+        ...
+
+    def ended(self, received: Received[Any]) -> None:
+        """The claim of this one has ended."""
+        ...
+
+    def lose(self, received: Received[Any], why: str) -> None:
+        """The claim of this one has ended, and nobody wanted it."""
+        ...
+
+    def pass_over(self, received: Received[Any]) -> None:
+        """It could not be settled, and is free again: not at once a second time."""
+        ...
+
+    def refuse(self, error: LinkRefused) -> None:
+        """The table is no queue any more."""
+        ...
+
+    def trouble(self, why: str | None) -> None:
+        """Claims cannot be made, or (None) can again."""
+        ...
+
+
+class Slot:
+    """One place."""
+
+    def __init__(self, owner: Owner, pin: Pin) -> None:
+        self._owner, self.pin = owner, pin
+        self.claimed: Claimed | None = None
+        """The last claim."""
+        self._rows: dict[Received[Any], Row] = {}
+        """Those in hand."""
+        self._orders: deque[Order] = deque()
+        self._watch: trio.CancelScope | None = None
+        self._at_work: trio.CancelScope | None = None
+        self._lent = False
+        self._told = trio.lowlevel.ParkingLot()
+        """Where the slot waits while its connection is lent, and who borrows it until the watch is off."""
+
+    def order(self, verbs: Mapping[Received[Any], Verb | None], *, keep: bool = False) -> Order:
+        """Have this done; a plain call. What was lent is taken back."""
+        order = Order(verbs, keep)
+        self._orders.append(order)
+        self.take_back()
+        if self._watch is not None:
+            self._watch.cancel()
+        return order
+
+    async def lend(self, delivery: Delivery[Any], claimed: Claimed) -> Any:
+        """The connection that holds this delivery's row by this claim, for its handler.
+
+        Raises `TransactionHeld` where it holds it no more, or is lent already, and `ValueError` in a batch.
+        Cancellation: nothing is lent.
+        """
+        if self._owner.size > 1:
+            raise ValueError(
+                f"{delivery.source!r}: the rows of a batch share one transaction, so a handler's writes would be those "
+                "of each; use Subscription(…) for a handler that writes in it"
+            )
+        if not self._rows or self.claimed is not claimed or self._orders:
+            raise TransactionHeld(f"{delivery.source!r}: delivery {delivery.id} is in hand no more")
+        if self._lent:
+            raise TransactionHeld(f"{delivery.source!r}: the connection of delivery {delivery.id} is lent already")
+        self._lent = True
+        try:
+            while self._watch is not None:
+                self._watch.cancel()
+                await self._told.park()
+            return await self.pin.lend()
+        except BaseException:
+            self.take_back()
+            raise
+
+    def take_back(self) -> None:
+        """It is lent no more; a plain call."""
+        if self._lent:
+            self._lent = False
+            self.pin.take_back()
+            self._told.unpark_all()
+
+    def give_up(self) -> None:
+        """What is under way does not end: end the connection."""
+        if self._at_work is not None:
+            self._at_work.cancel()
+
+    async def run(self) -> None:
+        """Claim, hold, settle, until cancelled. Cancellation: nothing is held, the connection is closed."""
+        while True:
+            await self._claim()
+            while self._rows:
+                await self._hold()
+
+    async def _claim(self) -> None:
+        """Until there is something. Cancellation: nothing was claimed, or the connection is closed."""
+        pause = _RECONNECT[0]
+        while not self._rows:
+            passing = await self._owner.turn(self)
+            rows: Sequence[Row] = ()
+            trouble: Exception | None = None
+            try:
+                with trio.move_on_after(CLAIM) as limit:
+                    rows = await self.pin.claim(passing, self._owner.size)
+                if limit.cancelled_caught:
+                    trouble = CallBroken(f"{self._owner.subscription!r}: no answer to a claim within {CLAIM:g} s")
+            except LinkRefused as error:
+                self._owner.refuse(error)
+            except (ConnectionBroken, CallBroken) as error:
+                trouble = error
+            finally:
+                self._rows = self._owner.looked(self, rows, passing)
+            if trouble is not None:
+                self._owner.trouble(str(trouble))
+                await trio.sleep(pause)
+                pause = min(2 * pause, _RECONNECT[1])
+            elif pause != _RECONNECT[0]:
+                self._owner.trouble(None)
+                pause = _RECONNECT[0]
+
+    async def _hold(self) -> None:
+        """Until the claim has ended, one way or another. Cancellation: so it has, and each order is told."""
+        try:
+            while self._rows:
+                if self._orders:
+                    found, passing = await self._carry_out(self._orders[0])
+                    if found is not None and passing is not None:  # another claim
+                        self._close_orders()
+                        self._rows = self._owner.looked(self, found, passing)
+                elif self._lent:
+                    await self._told.park()
+                else:
+                    await self._until_told()
+        finally:
+            self._close_orders()
+            if self._rows:  # cancelled
+                for received in [*self._rows]:
+                    self._end(received)
+
+    def _close_orders(self) -> None:
+        """Those that came behind the claim's end."""
+        for order in self._orders:
+            self._tell(order)
+        self._orders.clear()
+
+    @staticmethod
+    def _tell(order: Order) -> None:
+        for received in order.verbs:
+            order.verdicts.setdefault(received, LeaseLost("its connection has ended, and the claim with it"))
+        order.done.set()
+
+    async def _until_told(self) -> None:
+        with trio.CancelScope() as self._watch:
+            why = await self.pin.until_lost()
+            self.pin.close()
+            self._lose_all(why)
+        self._watch = None
+        self._told.unpark_all()
+
+    async def _carry_out(self, order: Order) -> tuple[Sequence[Row] | None, Passing | None]:
+        """Carry out one; what was claimed behind it, where something was looked for."""
+        said = {received: verb for received, verb in order.verbs.items() if verb and received in self._rows}
+        order.verdicts.update(dict.fromkeys(said, SettlementUnknown("the connection was closed while it was said")))
+        for received, verb in order.verbs.items():
+            if verb is None:
+                self._end(received)
+                order.verdicts[received] = None
+        found: Sequence[Row] | None = None
+        passing = self._owner.following() if said and len(said) == len(self._rows) else None
+        with trio.move_on_after(self._owner.goodbye, shield=True) as self._at_work:
+            if said:
+                found = await self._say(order, said, passing)
+            elif not self._rows:
+                await self.pin.let_go()
+        if self._at_work.cancelled_caught:
+            self.pin.close()
+            for received in said:
+                self._end(received)
+            self._lose_all("its connection was closed: an order was not carried out in time")
+        self._orders.popleft()
+        self._tell(order)
+        return found, passing
+
+    async def _say(
+        self, order: Order, said: Mapping[Received[Any], Verb], passing: Passing | None
+    ) -> Sequence[Row] | None:
+        rest = [row for received, row in self._rows.items() if received not in said]
+        sayings = [(self._rows[received], verb) for received, verb in said.items()]
+        settled = await self.pin.settle(sayings, rest, keep=order.keep, then=passing)
+        for received, verdict in zip(said, settled.verdicts, strict=True):
+            order.verdicts[received] = verdict
+            if isinstance(verdict, LeaseLost | TransactionEnded):
+                self._owner.pass_over(received)
+            if not isinstance(verdict, NotApplied):
+                self._end(received)
+        if settled.lost:
+            gone = {row[0] for row in settled.lost}
+            for received in [received for received, row in self._rows.items() if row[0] in gone]:
+                self._end(received)
+                self._owner.lose(received, "somebody else has it: the claim ended with a part of its rows")
+        return settled.claimed
+
+    def _end(self, received: Received[Any]) -> None:
+        """The claim of this one has ended."""
+        self._rows.pop(received, None)
+        self._owner.ended(received)
+
+    def _lose_all(self, why: str) -> None:
+        for received in [*self._rows]:
+            self._end(received)
+            self._owner.lose(received, why)
