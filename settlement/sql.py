@@ -19,6 +19,7 @@ before the letter was published, the row is put back instead.
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import Any, TypeAlias
 
 import attrs
@@ -32,6 +33,7 @@ from settlement.policy import DeadLetter, Ending, Policy, Turn
 __all__ = [
     "AdvisoryLock",
     "ClaimForm",
+    "Column",
     "Delay",
     "Facts",
     "Finish",
@@ -70,18 +72,56 @@ class Lease:
 
 
 @attrs.frozen
+class Column:
+    """A column in the template of a key.
+
+    Attributes:
+        name: As it is in the table.
+    """
+
+    name: str
+
+
+@attrs.frozen
 class AdvisoryLock:
     """The claim takes a named lock of the server; a crash spends one attempt.
 
+    Rows with the same key are never in work at once. Raises `ValueError` for a template that is none.
+
     Attributes:
-        key: A template with columns in braces, such as `"order-{customer}"`; 1 character or more.
+        key: A template of 1 character or more with columns in braces, such as `"order-{customer}"`; a brace itself is
+            written twice. NULL counts as an empty text.
     """
 
     key: str
 
     def __attrs_post_init__(self) -> None:
-        if not self.key:
-            raise ValueError("AdvisoryLock(key) must be a template of 1 character or more, not an empty one")
+        if not isinstance(self.key, str) or not self.key or "\0" in self.key:
+            raise ValueError(f"AdvisoryLock(key) must be a template of 1 character or more, not {self.key!r}")
+        _ = self.parts
+
+    @property
+    def parts(self) -> tuple[str | Column, ...]:
+        """The template's texts and columns, in order."""
+        found: list[str | Column] = []
+        try:
+            for text, name, spec, conversion in Formatter().parse(self.key):
+                if text:
+                    found.append(text)
+                if name == "" or spec or conversion:
+                    raise ValueError("a column stands in braces by its name alone")
+                if name is not None:
+                    found.append(Column(name))
+        except ValueError as error:
+            raise ValueError(
+                f"AdvisoryLock(key) must be a template such as 'order-{{customer}}', not {self.key!r}: {error}"
+            ) from None
+        return tuple(found)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns in it."""
+        return tuple(part.name for part in self.parts if isinstance(part, Column))
 
 
 ClaimForm: TypeAlias = RowLock | Lease | AdvisoryLock

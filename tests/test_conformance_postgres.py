@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from links.abc import Broker, Settles
-from links.sql import Lease, RowLock, SqlBroker, SqlPublisher, SqlQueue, Table
+from links.sql import AdvisoryLock, Lease, RowLock, SqlBroker, SqlPublisher, SqlQueue, Table
 from links.testing import CHECKS, Capabilities, Caps, Check, Harness
 
 pytestmark = [pytest.mark.postgres, pytest.mark.servers]
@@ -29,11 +29,13 @@ class PostgresHarness(Harness):
     """Headers are a text, not jsonb."""
     locks: bool = False
     """No lease: row locks."""
+    keyed: bool = False
+    """No lease: advisory locks."""
     capabilities: Capabilities = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         can = Capabilities(lease=1.0, caps=Caps.BOTH, twice=False)
-        if self.locks:
+        if self.locks or self.keyed:
             can = attrs.evolve(can, lease=None, settles=Settles.ALONE)
         if self.bare:
             can = attrs.evolve(can, caps=Caps.NONE, counts=False, counts_redeliveries=False, delays=False)
@@ -46,7 +48,7 @@ class PostgresHarness(Harness):
             payload="body",
             headers="headers",
             partition_key="lane",
-            locked_until=None if self.locks else "lease",
+            locked_until=None if self.locks or self.keyed else "lease",
             group="name" if self.grouped else None,
             attempt=None if self.bare else "attempt",
             retry_after=None if self.bare else "due",
@@ -74,7 +76,7 @@ class PostgresHarness(Harness):
 
     def source(self, broker: Broker, name: str, *, lease: float | None = None) -> SqlQueue[bytes]:
         assert isinstance(broker, SqlBroker)
-        claim = RowLock() if self.locks else Lease(lease or 30.0)
+        claim = RowLock() if self.locks else AdvisoryLock("key {id}") if self.keyed else Lease(lease or 30.0)
         return broker.queue(self.table(name), group=name if self.grouped else None, claim=claim)
 
     def publisher(self, broker: Broker, name: str) -> SqlPublisher:
@@ -87,12 +89,19 @@ SHAPES = {
     "groups": partial(PostgresHarness, grouped=True, marks=True),
     "bare": partial(PostgresHarness, bare=True, texts=True),
     "row locks": partial(PostgresHarness, locks=True),
+    "advisory locks": partial(PostgresHarness, keyed=True),
 }
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=str)
 @pytest.mark.parametrize(
-    "shape", ["tables", "row locks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("groups", "bare"))]
+    "shape",
+    [
+        "tables",
+        "row locks",
+        "advisory locks",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("groups", "bare")),
+    ],
 )
 async def test_postgres_conforms(shape: str, check: Check, database: str) -> None:
     await check(SHAPES[shape](database))

@@ -104,8 +104,11 @@ class Pin(Protocol):
         """What was lent is of no more use; a plain call."""
         ...
 
-    async def let_go(self) -> None:
-        """End the claim, the rows as they were."""
+    async def let_go(self, rows: Sequence[tuple[Row, bool]], *, whole: bool) -> None:
+        """Let these go, each with whether a handler began with it: if not, it is as it was before the claim.
+
+        `whole`: they are all that is held, and the claim ends.
+        """
         ...
 
     async def until_lost(self) -> str:

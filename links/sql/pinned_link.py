@@ -231,8 +231,10 @@ class PinnedLink(Link[R]):
         return found
 
     def ended(self, received: Received[R]) -> None:
-        """The claim of this one has ended."""
+        """The claim of this one has ended: others may be free by that, those of the same key."""
         self._at.pop(received, None)
+        if self._empty:
+            self._wakes.wake()
 
     def lose(self, received: Received[R], why: str) -> None:
         """The connection of this one has ended."""

@@ -257,17 +257,18 @@ class Slot:
         """Carry out one; what was claimed behind it, where something was looked for."""
         said = {received: verb for received, verb in order.verbs.items() if verb and received in self._rows}
         order.verdicts.update(dict.fromkeys(said, SettlementUnknown("the connection was closed while it was said")))
-        for received, verb in order.verbs.items():
-            if verb is None:
-                self._end(received)
-                order.verdicts[received] = None
+        dropped = [received for received, verb in order.verbs.items() if verb is None and received in self._rows]
+        let_go = [(self._rows[received], received.started) for received in dropped]
+        for received in dropped:
+            self._end(received)
+            order.verdicts[received] = None
         found: Sequence[Row] | None = None
         passing = self._owner.following() if said and len(said) == len(self._rows) else None
         with trio.move_on_after(self._owner.goodbye, shield=True) as self._at_work:
+            if let_go:
+                await self.pin.let_go(let_go, whole=not self._rows)
             if said:
                 found = await self._say(order, said, passing)
-            elif not self._rows:
-                await self.pin.let_go()
         if self._at_work.cancelled_caught:
             self.pin.close()
             for received in said:

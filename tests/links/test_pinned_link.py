@@ -97,8 +97,10 @@ class FakePin:
             return Settled(verdicts, lost)
         return Settled(verdicts, lost, self.server.take(then, len(said)))
 
-    async def let_go(self) -> None:
-        self.server.said.append((-1, "let go"))
+    async def let_go(self, rows: Sequence[tuple[Row, bool]], *, whole: bool) -> None:
+        assert rows
+        if whole:
+            self.server.said.append((-1, "let go"))
         await trio.lowlevel.checkpoint()
 
     async def until_lost(self) -> str:

@@ -344,7 +344,7 @@ def test_which_form_fits_which_table(database: str) -> None:
     for table, claim, why in (
         (plain, Lease(), "must have a locked_until column"),
         (leased, RowLock(), r"claim must be Lease\(seconds\), not RowLock\(\)"),
-        (plain, AdvisoryLock("k"), "not built yet"),
+        (leased, AdvisoryLock("k"), r"claim must be Lease\(seconds\), not AdvisoryLock"),
     ):
         with pytest.raises(ValueError, match=why):
             broker.queue(table, claim=claim)

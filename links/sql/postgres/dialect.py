@@ -95,22 +95,20 @@ class PostgresDialect:
             )
 
     def form(self, claim: ClaimForm | None, table: Table[Any]) -> ClaimForm:
-        """`Lease(…)` where the table has a locked_until column, `RowLock()` where it has none; None: that of the two.
+        """`Lease(…)` where the table has a locked_until column, `RowLock()` or `AdvisoryLock(…)` where it has none.
 
-        Raises `ValueError` for the one where the other fits, and for `AdvisoryLock`, which is not there yet.
+        None: `Lease(30.0)` or `RowLock()`. Raises `ValueError` for one where the other fits.
         """
         leases = table.locked_until is not None
         if claim is None:
             return Lease(30.0) if leases else RowLock()
         if isinstance(claim, Lease) and not leases:
             raise ValueError(f"table must have a locked_until column for Lease(…), and {table.name!r} has none")
-        if isinstance(claim, RowLock) and leases:
+        if isinstance(claim, RowLock | AdvisoryLock) and leases:
             raise ValueError(
-                f"claim must be Lease(seconds), not RowLock(), for a table with a locked_until column: {table.name!r} "
+                f"claim must be Lease(seconds), not {claim!r}, for a table with a locked_until column: {table.name!r} "
                 "may be leased by others; leave the role out of Table(…) where it is not"
             )
-        if isinstance(claim, AdvisoryLock):
-            raise ValueError(f"claim must be Lease(seconds) or RowLock(), not {claim!r}: it is not built yet")
         return claim
 
     def spelled(self, table: str) -> str:

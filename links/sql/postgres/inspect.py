@@ -13,12 +13,13 @@ import psycopg
 
 from links.errors import LinkRefused
 from links.sql.postgres.codes import is_weather
+from links.sql.postgres.held_statements import AdvisoryStatements, RowLockStatements
 from links.sql.postgres.plans import unserved
 from links.sql.postgres.schema import LONGEST, TIME, PostgresSchema, kind_of, read_schema
-from links.sql.postgres.statements import LeaseStatements, RowLockStatements, Rows
+from links.sql.postgres.statements import LeaseStatements, Rows
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.table import Table
-from settlement.sql import ClaimForm, Lease
+from settlement.sql import AdvisoryLock, ClaimForm, Lease, RowLock
 
 __all__ = ["PostgresLook", "inspect"]
 
@@ -74,7 +75,13 @@ async def inspect(
     _check_attempt(table, schema, here)
     await _check_defaults(connection, table, schema, here)
     await _check_key(connection, table, schema, here)
-    texts: Rows = (LeaseStatements if isinstance(claim, Lease) else RowLockStatements)(table, schema)
+    if isinstance(claim, AdvisoryLock):
+        for column in claim.columns:
+            if column not in schema:
+                raise LinkRefused(
+                    f"{here}: there is no column {column!r} for the key {claim.key!r}; it has {', '.join(schema.names)}"
+                )
+    texts = _statements(table, schema, claim)
     await _prepare(connection, texts, here)
     warnings = _warnings(table, schema)
     if dead_letter is not None:
@@ -82,6 +89,16 @@ async def inspect(
     if line := await unserved(connection, table, schema, texts, {"group": group}):
         warnings.append(line)
     return PostgresLook(schema, texts, [f"{here}: {line}" for line in warnings])
+
+
+def _statements(table: Table[Any], schema: PostgresSchema, claim: ClaimForm) -> Rows:
+    match claim:
+        case Lease():
+            return LeaseStatements(table, schema)
+        case AdvisoryLock():
+            return AdvisoryStatements(table, schema, claim)
+        case RowLock():
+            return RowLockStatements(table, schema)
 
 
 def _check_times(table: Table[Any], schema: PostgresSchema, here: str) -> None:
@@ -189,7 +206,7 @@ async def _check_key(connection: TrioConnection, table: Table[Any], schema: Post
 
 _BOUND: dict[str, Any] = {
     "ids": [], "tokens": [], "attempts": [], "over": [], "group": None, "to": None, "lease": 1.0,
-    "room": 1, "id": None,
+    "room": 1, "wanted": 1, "id": None,
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from links.sql.postgres.schema import PostgresSchema, quote, quote_table
 from links.sql.table import Table
 
-__all__ = ["LeaseStatements", "RowLockStatements", "Rows", "insert", "later"]
+__all__ = ["LeaseStatements", "Rows", "insert", "later"]
 
 _NOW = "(SELECT clock_timestamp())"
 _EXPIRY = "clock_timestamp() + make_interval(secs => %(lease)s)"
@@ -225,59 +225,6 @@ class LeaseStatements(Rows):
         """As `Rows.move`, by its token."""
         gone = f"DELETE FROM {self.name} j USING held WHERE j.{self.id} = held.id RETURNING j.*"
         return self._moved(f"{self._held('UPDATE')}, gone AS ({gone})", to, columns)
-
-
-def _set(column: str | None, value: str) -> str:
-    return f"{quote(column)} = {value}" if column else ""
-
-
-class RowLockStatements(Rows):
-    """The texts of the row-lock form for one table; one whose column the table has not is empty.
-
-    They are sent with the values written into them, several in one string. The rows that are meant are bound as `ids`.
-    """
-
-    events = ("look", "claim", "again", "finish", "put_back", "delay", "regroup")
-    delays = 0.0
-    claim: str
-    """Lock up to `room` due rows of `group`, but for those in `over`; gives what the claim of a lease gives."""
-    again: str
-    """Lock those of `ids` that are due still, behind a COMMIT; gives their ids."""
-    finish: str
-    """Mark as processed, or delete."""
-    put_back: str
-    """Count the attempt."""
-    delay: str
-    """Count the attempt; not due before `seconds` have passed."""
-    regroup: str
-    """The row is of group `to`."""
-
-    def __init__(self, table: Table[Any], schema: PostgresSchema) -> None:
-        super().__init__(table, schema)
-        counted = f"COALESCE(j.{quote(table.attempt)}, 1) + 1" if table.attempt else "NULL::bigint"
-        key, *rest = self.selected
-        head = ", ".join((key, "NULL", counted, *rest))
-        locked = "FOR NO KEY UPDATE OF j SKIP LOCKED"
-        self.claim = f"SELECT {head} {self.due('', f' {locked}')}"
-        self._mine = f"WHERE j.{self.id} = ANY (%(ids)s::{self.ids})"
-        self.again = f"SELECT {key} FROM {self.name} j {self._mine} AND {self.claimable} {locked}"
-        count = _set(table.attempt, counted)
-        self.put_back = self._update(count)
-        self.finish = self._update(_set(table.processed_at, "clock_timestamp()")) or self._delete
-        due = _set(table.retry_after, later("%(seconds)s"))
-        self.delay = self._update(", ".join(filter(None, (due, count)))) if due else ""
-        self.regroup = self._update(_set(table.group, "%(to)s"))
-
-    @property
-    def _delete(self) -> str:
-        return f"DELETE FROM {self.name} j {self._mine}"
-
-    def _update(self, what: str) -> str:
-        return f"UPDATE {self.name} j SET {what} {self._mine}" if what else ""
-
-    def move(self, to: str, columns: Sequence[str]) -> str:
-        """As `Rows.move`, by its id."""
-        return self._moved(f"WITH gone AS ({self._delete} RETURNING j.*)", to, columns)
 
 
 def insert(table: str, values: Sequence[tuple[str, str]], *, once: str | None = None) -> str:

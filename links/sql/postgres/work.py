@@ -19,14 +19,16 @@ import psycopg
 from links.abc import Received
 from links.errors import CallBroken, ConnectionBroken, LeaseLost, LinkError, SettlementUnknown
 from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Release, Saying, Settling
+from links.sql.postgres.advisory import PostgresAdvisory
 from links.sql.postgres.codes import is_again, is_reshaped
 from links.sql.postgres.insert import PostgresInserter
 from links.sql.postgres.lease import PostgresLease
 from links.sql.postgres.looked import Ignored
-from links.sql.postgres.row_lock import Connect, PostgresRowLock
+from links.sql.postgres.pin import Connect
+from links.sql.postgres.row_lock import PostgresRowLock
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.table import Table
-from settlement.sql import Delay, Lease, MoveToTable, Verb
+from settlement.sql import AdvisoryLock, Delay, Lease, MoveToTable, RowLock, Verb
 
 __all__ = ["PostgresWork", "Work"]
 
@@ -94,13 +96,15 @@ class _Look(_Whole[Look]):
     async def work(self, connection: TrioConnection) -> None:
         job = self.job
         asked = job.table, job.group, job.claim
-        form: PostgresLease | PostgresRowLock
-        if isinstance(job.claim, Lease):
-            form = PostgresLease(*asked, subscription=job.subscription, dead_letter=job.dead_letter)
-        else:
-            form = PostgresRowLock(
-                *asked, subscription=job.subscription, dead_letter=job.dead_letter, connect=self._connect
-            )
+        names: dict[str, Any] = {"subscription": job.subscription, "dead_letter": job.dead_letter}
+        form: PostgresLease | PostgresRowLock | PostgresAdvisory
+        match job.claim:
+            case Lease():
+                form = PostgresLease(*asked, **names)
+            case RowLock():
+                form = PostgresRowLock(*asked, connect=self._connect, **names)
+            case AdvisoryLock():
+                form = PostgresAdvisory(*asked, connect=self._connect, **names)
         await form.look(connection)
         job.form = form
 

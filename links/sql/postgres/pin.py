@@ -1,0 +1,260 @@
+"""A connection that holds a claim on PostgreSQL: what row locks and advisory locks have in common.
+
+It connects when it first claims, looks at the table again, lends itself to a handler behind the savepoint `handling`,
+and carries out verbs, each of which may fail by itself. How a claim is made and what ends it is each form's own.
+
+Cancellation, anywhere: the connection is closed, and the server ends the claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import AsyncClientCursor
+from psycopg.pq import TransactionStatus
+
+from links.abc import Verdict
+from links.errors import (
+    CallBroken,
+    ConnectionBroken,
+    LeaseLost,
+    LinkError,
+    NotApplied,
+    SettlementUnknown,
+    TransactionEnded,
+)
+from links.sql.jobs import Passing, Settled
+from links.sql.postgres.codes import is_reshaped
+from links.sql.postgres.held_statements import HeldStatements
+from links.sql.postgres.lent import LentConnection
+from links.sql.postgres.looked import Ignored, Looked
+from links.sql.postgres.trio_connection import TrioConnection
+from links.sql.rows import Row
+from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
+
+__all__ = ["BEGIN", "Connect", "PinnedForm", "PostgresPin", "bound", "first_line", "not_applied", "results"]
+
+Connect: TypeAlias = Callable[[], Awaitable[TrioConnection]]
+"""How to get a connection; raises `LinkRefused`, `ConnectionBroken`."""
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+T = TypeVar("T", bound=HeldStatements)
+
+
+class PinnedForm(Looked[T]):
+    """A queue of which each claim has a connection of its own; `connect` gives one."""
+
+    def __init__(self, *asked: Any, connect: Connect, **names: Any) -> None:
+        super().__init__(*asked, **names)
+        self.connect = connect
+
+
+class PostgresPin(Generic[T]):
+    """One connection, and the rows that it holds."""
+
+    opening: Sequence[str] = ()
+    """What begins the transaction that is lent."""
+
+    def __init__(self, form: PinnedForm[T]) -> None:
+        self._form = form
+        self._connection: TrioConnection | None = None
+        self._lent: LentConnection | None = None
+        self._written = False
+        """A handler may have written in this transaction: behind the savepoint `handling`."""
+
+    # --- what each form has of its own -------------------------------------------------------------------------------
+
+    async def _claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
+        """As `claim`. Raises `psycopg.Error`, too."""
+        raise NotImplementedError
+
+    async def _settle(
+        self, connection: TrioConnection, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], then: Passing | None
+    ) -> Settled:
+        """As `settle`, when the handler's writes are out of the way. Raises `psycopg.Error`: nobody knows."""
+        raise NotImplementedError
+
+    async def _end(self, connection: TrioConnection) -> None:
+        """End the claim, whatever is open, or close the connection."""
+        raise NotImplementedError
+
+    # --- claim, lend, let go ------------------------------------------------------------------------------------------
+
+    async def claim(self, passing: Passing, room: int) -> Sequence[Row]:
+        """As `Pin.claim`."""
+        connection = await self._connected()
+        try:
+            return await self._claim(connection, passing, room)
+        except LinkError:
+            raise
+        except psycopg.Error as error:
+            if connection.closed:
+                raise ConnectionBroken(first_line(error)) from error
+            failure = error
+        except BaseException:
+            self.close()  # nobody can tell whether it holds a row
+            raise
+        await self._end(connection)
+        if is_reshaped(failure):
+            await self._look_again(connection)
+        raise CallBroken(first_line(failure)) from failure
+
+    async def _connected(self) -> TrioConnection:
+        connection = self._connection
+        if connection is None or connection.was_ended():
+            self._connection = connection = await self._form.connect()
+        return connection
+
+    async def _look_again(self, connection: TrioConnection, *, now: bool = True) -> None:
+        try:
+            await self._form.look_again(connection, now=now)
+        except psycopg.Error as error:
+            raise (ConnectionBroken if connection.closed else CallBroken)(first_line(error)) from error
+
+    async def lend(self) -> LentConnection:
+        """As `Pin.lend`. Raises `psycopg.Error`."""
+        connection = self._connection
+        assert connection is not None, "it has claimed"  # noqa: S101 -- an invariant of ours
+        if not self._written:
+            await results(connection, [*self.opening, "SAVEPOINT handling"])
+            self._written = True
+        self._lent = LentConnection.of(connection)
+        return self._lent
+
+    def take_back(self) -> None:
+        """As `Pin.take_back`."""
+        if self._lent is not None:
+            self._lent.end()
+            self._lent = None
+
+    async def let_go(self, rows: Sequence[tuple[Row, bool]], *, whole: bool) -> None:  # noqa: ARG002
+        """As `Pin.let_go`: a part of a claim ends with it."""
+        if self._connection is not None and whole:
+            await self._end(self._connection)
+
+    async def _roll_back(self, connection: TrioConnection) -> None:
+        self._written = False
+        try:
+            if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
+                await connection.execute(b"ROLLBACK")
+        except psycopg.Error:
+            self.close()
+
+    async def until_lost(self) -> str:
+        """As `Pin.until_lost`."""
+        connection = self._connection
+        return "there is no connection" if connection is None else await connection.until_ended()
+
+    def close(self) -> None:
+        """As `Pin.close`."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.finish()
+
+    # --- settle ------------------------------------------------------------------------------------------------------
+
+    async def settle(
+        self, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], *, keep: bool, then: Passing | None
+    ) -> Settled:
+        """As `Pin.settle`."""
+        connection = self._connection
+        assert connection is not None, "it has claimed"  # noqa: S101 -- an invariant of ours
+        verdict: Verdict
+        try:
+            if not self._written or (verdict := await self._after_handler(connection, keep=keep)) is None:
+                return await self._settle(connection, said, rest, then)
+        except psycopg.Error as error:
+            self.close()
+            verdict = SettlementUnknown(f"the connection broke while it was said: {first_line(error)}")
+            verdict.__cause__ = error
+        return Settled([verdict] * len(said), rest)
+
+    async def _after_handler(self, connection: TrioConnection, *, keep: bool) -> Verdict:
+        """Undo what the handler wrote, unless it is to be kept; a verdict where the claim is no more."""
+        status = connection.info.transaction_status
+        if keep and status == TransactionStatus.INERROR:
+            await self._end(connection)
+            return LeaseLost(
+                "a statement of the handler's had failed, so nothing could be committed; it is rolled back"
+            )
+        try:
+            if status == TransactionStatus.IDLE:
+                raise psycopg.errors.InvalidSavepointSpecification("there is no transaction")
+            await connection.execute(b"RELEASE SAVEPOINT handling" if keep else b"ROLLBACK TO SAVEPOINT handling")
+        except psycopg.errors.InvalidSavepointSpecification:
+            ended = True
+        else:
+            ended = False
+        self._written = not keep and not ended
+        if not ended:
+            return None
+        await self._end(connection)
+        return TransactionEnded("the handler has ended the transaction that was lent to it")
+
+    def _plain(self, said: Sequence[tuple[Row, Verb]]) -> bool:
+        """Is each verb one statement, of which there is nothing to look at?"""
+        return not self._form.schema.triggers and not any(isinstance(verb, MoveToTable) for _, verb in said)
+
+    async def _say(self, connection: TrioConnection, row: Row, verb: Verb) -> Verdict:
+        """Carry out one verb. Raises `psycopg.Error` where the connection broke."""
+        try:
+            if isinstance(verb, MoveToTable):
+                touched = await self._form.moved(connection, {"ids": [row[0]]}, verb.table, row[0])
+            elif isinstance(verb, PutBack) and not verb.count:
+                return None
+            else:
+                async with connection.transaction():  # a savepoint
+                    cursor = await connection.execute(self._text(connection, verb, [row[0]]).encode())
+                    touched = cursor.rowcount > 0
+            return None if touched else not_applied(Ignored("it touched no row: a trigger has ignored it"))
+        except (LinkError, Ignored) as error:
+            return not_applied(error)
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            return not_applied(error)
+
+    def _text(self, connection: TrioConnection, verb: Verb, ids: Sequence[Any]) -> str:
+        texts, values = self._form.texts, {"ids": [*ids]}
+        match verb:
+            case Finish():
+                return bound(connection, texts.finish, values)
+            case PutBack():
+                return bound(connection, texts.put_back, values)
+            case Delay(seconds):
+                return bound(connection, texts.delay, values | {"seconds": seconds})
+            case MoveToGroup(group):
+                return bound(connection, texts.regroup, values | {"to": group})
+            case _:
+                raise TypeError(f"{verb!r} is no verb of a row lock")
+
+
+def bound(connection: TrioConnection, text: str, values: dict[str, Any]) -> str:
+    """The statement with its values written into it."""
+    return AsyncClientCursor(connection).mogrify(text.encode(), values)
+
+
+async def results(connection: TrioConnection, texts: Sequence[str]) -> list[list[tuple[Any, ...]]]:
+    """Carry out these by one message: the rows of each. Raises `psycopg.Error`."""
+    cursor = AsyncClientCursor(connection)
+    await cursor.execute("; ".join(texts).encode())
+    found: list[list[tuple[Any, ...]]] = []
+    while True:
+        found.append(await cursor.fetchall() if cursor.description else [])
+        if not cursor.nextset():
+            return found
+
+
+def not_applied(why: Exception) -> NotApplied:
+    """Why a verb was not carried out, and its row is held as before."""
+    refused = NotApplied(first_line(why))
+    refused.__cause__ = why
+    return refused
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    return str(error).partition("\n")[0]
