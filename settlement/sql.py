@@ -49,11 +49,27 @@ __all__ = [
 ]
 
 
+ISOLATIONS = ("read uncommitted", "read committed", "repeatable read", "serializable")
+
+
 @attrs.frozen
 class RowLock:
-    """A transaction that holds the row stays open until the delivery is settled; a crash spends no attempt."""
+    """A transaction that holds the row stays open until the delivery is settled; a crash spends no attempt.
 
-    # S-4.3
+    Attributes:
+        isolation: The transaction's isolation level, in lower case, of those that the server has: on PostgreSQL
+            "read committed", the default, "repeatable read" or "serializable". Above the default a COMMIT may fail by
+            what others do meanwhile, and at "serializable" claims alone make it fail where there are several places:
+            the row comes back then, and its handler is called again.
+    """
+
+    # S-4.3; S-8.7
+
+    isolation: str = "read committed"
+
+    def __attrs_post_init__(self) -> None:
+        if self.isolation not in ISOLATIONS:
+            raise ValueError(f"RowLock(isolation) must be one of {', '.join(ISOLATIONS)}, not {self.isolation!r}")
 
 
 def _duration(duration: float) -> float:

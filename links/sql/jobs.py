@@ -64,11 +64,13 @@ class Settled:
         verdicts: One for each.
         lost: The rows that stayed in the claim, and are held no more.
         claimed: The rows of the next claim; None: nothing was looked for.
+        crossed: Other transactions only got into the way, so the rows may be claimed again at once.
     """
 
     verdicts: Sequence[Verdict]
     lost: Sequence[Row] = ()
     claimed: Sequence[Row] | None = None
+    crossed: bool = False
 
 
 class Pin(Protocol):

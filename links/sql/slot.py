@@ -286,7 +286,7 @@ class Slot:
         settled = await self.pin.settle(sayings, rest, keep=order.keep, then=passing)
         for received, verdict in zip(said, settled.verdicts, strict=True):
             order.verdicts[received] = verdict
-            if isinstance(verdict, LeaseLost | TransactionEnded):
+            if isinstance(verdict, LeaseLost | TransactionEnded) and not settled.crossed:
                 self._owner.pass_over(received)
             if not isinstance(verdict, NotApplied):
                 self._end(received)

@@ -14,7 +14,7 @@ import trio
 from actors import Subscription, open_runtime
 from links.abc import Link, Received
 from links.errors import LeaseLost, LinkRefused, NotApplied, SettlementUnknown
-from links.sql import AdvisoryLock, Lease, RowLock, SqlQueue, Table, slot
+from links.sql import AdvisoryLock, Lease, RowLock, SqlQueue, Table, slot, transaction
 from settlement import Ack, Delivery, Drop, Policy, Retry, RetryAfter
 from settlement.ledger import Line
 from settlement.policy import DeadLetter, Ending
@@ -384,3 +384,62 @@ async def test_a_table_that_somebody_holds(database: str, monkeypatch: pytest.Mo
         (received,) = await some(link, 1)
         assert received.delivery.body == b"a"
     assert tables.run(f"SELECT count(*) {OURS}") == [(0,)]
+
+
+def test_no_isolation_level_below_read_committed(database: str) -> None:
+    """S-8.7: PostgreSQL has none."""
+    broker = PostgresTables(database).broker()
+    with pytest.raises(ValueError, match="must be 'read committed' or more on PostgreSQL"):
+        broker.queue(Table("jobs", id="id", payload="p"), claim=RowLock("read uncommitted"))
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_a_handler_at_another_isolation_level(database: str, isolation: str) -> None:
+    """S-8.7: it works at that level; a COMMIT that fails by others ends the claim, and the row comes back."""
+    tables = locked(database)
+    tables.run("CREATE TABLE sums (who text, value int)")
+    tables.add(b"one", b"two")
+    queue = tables.broker().queue(tables.table(), claim=RowLock(isolation))
+    levels: set[str] = set()
+    together = [trio.Event(), trio.Event()]
+
+    async def handle(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            (level,) = await (await connection.execute("SHOW transaction_isolation")).fetchone()
+            levels.add(level)
+            (total,) = await (await connection.execute("SELECT count(*) FROM sums")).fetchone()
+            place = 0 if delivery.body == b"one" else 1
+            together[place].set()
+            await together[1 - place].wait()  # both have read before one writes: at *serializable* one must fail
+            await connection.execute("INSERT INTO sums VALUES (%s, %s)", [delivery.body.decode(), total])
+
+    with trio.fail_after(20):
+        async with open_runtime(Subscription(queue, handle, concurrency=2)) as runtime:
+            await until(lambda: runtime.ledger("jobs").acked == 2, 15.0)
+            ledger = runtime.ledger("jobs")
+    assert levels == {isolation}
+    assert tables.rows() == []
+    sums = sorted(value for (value,) in tables.run("SELECT value FROM sums"))
+    assert (sums, ledger.superseded) == (([0, 1], 1) if isolation == "serializable" else ([0, 0], 0))
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_claims_at_another_isolation_level(
+    database: str, isolation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 8: no serialization error of a claim reaches the user; rows in = rows out."""
+    tables = locked(database)
+    tables.run("INSERT INTO jobs (payload) SELECT n::text::bytea FROM generate_series(1, 100) n")
+
+    async def handle(delivery: Delivery[bytes]) -> None:
+        await trio.sleep(0.001)
+
+    with trio.fail_after(40):
+        queues = [tables.broker().queue(tables.table(), claim=RowLock(isolation)) for _ in range(2)]
+        async with (
+            open_runtime(Subscription(queues[0], handle, concurrency=2)) as one,
+            open_runtime(Subscription(queues[1], handle, concurrency=2)) as two,
+        ):
+            await until(lambda: one.ledger("jobs").acked + two.ledger("jobs").acked >= 100, 35.0)
+    assert tables.rows() == []
+    assert "degraded" not in caplog.text

@@ -6,7 +6,7 @@ Letters compare by identity, so plans are compared by what they print (`repr` sh
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import pytest
@@ -18,6 +18,7 @@ from settlement.plans import CapReached, DelayIgnored, Plan, Publish
 from settlement.policy import DeadLetter, Ending, Policy
 from settlement.sql import (
     AdvisoryLock,
+    Column,
     Delay,
     Facts,
     Finish,
@@ -268,3 +269,25 @@ def test_an_advisory_lock_has_a_key() -> None:
     """S-1.4: an empty template would be one lock for every queue."""
     with pytest.raises(ValueError, match=r"^AdvisoryLock\(key\) must be a template of 1 character or more"):
         AdvisoryLock("")
+
+
+@pytest.mark.parametrize("key", ["order-{}", "{", "}", "{a!r}", "{a:>3}", "a\0", 3])
+def test_a_key_is_a_template(key: Any) -> None:
+    """S-1.4, S-12.4: columns by their names alone, refused at construction."""
+    with pytest.raises(ValueError, match=r"^AdvisoryLock\(key\) must be a template"):
+        AdvisoryLock(key)
+
+
+def test_the_parts_of_a_key() -> None:
+    """S-1.4: texts and columns, in order; a brace is written twice."""
+    lock = AdvisoryLock("{{a}}-{customer}{part no.} %")
+    assert lock.parts == ("{", "a}", "-", Column("customer"), Column("part no."), " %")
+    assert "".join(part for part in lock.parts if isinstance(part, str)) == "{a}- %"
+    assert lock.columns == ("customer", "part no.")
+
+
+@pytest.mark.parametrize("isolation", ["", "READ COMMITTED", "snapshot", None])
+def test_an_isolation_level_is_one_of_four(isolation: Any) -> None:
+    """S-8.7: refused at construction."""
+    with pytest.raises(ValueError, match=r"^RowLock\(isolation\) must be one of read uncommitted, read committed, "):
+        RowLock(isolation)

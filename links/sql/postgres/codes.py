@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import psycopg
 
-__all__ = ["is_again", "is_of_the_row", "is_refusal", "is_reshaped", "is_weather"]
+__all__ = ["is_again", "is_doomed", "is_of_the_row", "is_refusal", "is_reshaped", "is_weather"]
 
 _AGAIN = frozenset({"40001", "40P01"})
 _RESHAPED = frozenset({"0A000", "26000", "3F000", "42703", "42704", "42804", "42846", "42883", "42P01", "42P10"})
@@ -39,6 +39,11 @@ _REFUSALS = (
 def is_again(error: BaseException) -> bool:
     """Did two transactions only get into each other's way? The same may be tried again at once."""
     return getattr(error, "sqlstate", None) in _AGAIN
+
+
+def is_doomed(error: BaseException | None) -> bool:
+    """Can nothing be done any more in this transaction, by what others did, but to begin it anew?"""
+    return getattr(error, "sqlstate", None) == "40001"
 
 
 def is_reshaped(error: BaseException) -> bool:

@@ -104,6 +104,8 @@ class PostgresDialect:
             return Lease(30.0) if leases else RowLock()
         if isinstance(claim, Lease) and not leases:
             raise ValueError(f"table must have a locked_until column for Lease(…), and {table.name!r} has none")
+        if isinstance(claim, RowLock) and claim.isolation == "read uncommitted":
+            raise ValueError("RowLock(isolation) must be 'read committed' or more on PostgreSQL, which has no less")
         if isinstance(claim, RowLock | AdvisoryLock) and leases:
             raise ValueError(
                 f"claim must be Lease(seconds), not {claim!r}, for a table with a locked_until column: {table.name!r} "

@@ -26,7 +26,7 @@ from links.errors import (
     TransactionEnded,
 )
 from links.sql.jobs import Passing, Settled
-from links.sql.postgres.codes import is_reshaped
+from links.sql.postgres.codes import is_again, is_reshaped
 from links.sql.postgres.held_statements import HeldStatements
 from links.sql.postgres.lent import LentConnection
 from links.sql.postgres.looked import Ignored, Looked
@@ -40,6 +40,9 @@ Connect: TypeAlias = Callable[[], Awaitable[TrioConnection]]
 """How to get a connection; raises `LinkRefused`, `ConnectionBroken`."""
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+_TRIES = 5
+"""So often is a claim made that others only got into the way of."""
 
 T = TypeVar("T", bound=HeldStatements)
 
@@ -86,18 +89,24 @@ class PostgresPin(Generic[T]):
     async def claim(self, passing: Passing, room: int) -> Sequence[Row]:
         """As `Pin.claim`."""
         connection = await self._connected()
+        failure: psycopg.Error | None = None
         try:
-            return await self._claim(connection, passing, room)
+            for _ in range(_TRIES):
+                try:
+                    return await self._claim(connection, passing, room)
+                except psycopg.Error as error:
+                    if connection.closed:
+                        raise ConnectionBroken(first_line(error)) from error
+                    failure = error
+                await self._end(connection)
+                if not is_again(failure):
+                    break
         except LinkError:
             raise
-        except psycopg.Error as error:
-            if connection.closed:
-                raise ConnectionBroken(first_line(error)) from error
-            failure = error
         except BaseException:
             self.close()  # nobody can tell whether it holds a row
             raise
-        await self._end(connection)
+        assert failure is not None, "else it has returned"  # noqa: S101 -- an invariant of ours
         if is_reshaped(failure):
             await self._look_again(connection)
         raise CallBroken(first_line(failure)) from failure

@@ -23,17 +23,25 @@ from psycopg.pq import TransactionStatus
 from links.abc import Verdict
 from links.errors import LeaseLost
 from links.sql.jobs import Passing, Settled
+from links.sql.postgres.codes import is_again, is_doomed
 from links.sql.postgres.held_statements import RowLockStatements
-from links.sql.postgres.pin import BEGIN, PinnedForm, PostgresPin, bound, first_line, not_applied, results
+from links.sql.postgres.pin import PinnedForm, PostgresPin, bound, first_line, not_applied, results
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Row
-from settlement.sql import PutBack, Verb
+from settlement.sql import PutBack, RowLock, Verb
 
 __all__ = ["PostgresRowLock", "RowLockPin"]
 
 
 class PostgresRowLock(PinnedForm[RowLockStatements]):
     """A queue whose rows are locked."""
+
+    @property
+    def begin(self) -> str:
+        """What begins a claim."""
+        claim = self.claim_form
+        assert isinstance(claim, RowLock), "it was asked for"  # noqa: S101 -- an invariant of ours
+        return f"BEGIN ISOLATION LEVEL {claim.isolation.upper()}"
 
     def pin(self) -> RowLockPin:
         """A new one, not connected yet."""
@@ -43,6 +51,8 @@ class PostgresRowLock(PinnedForm[RowLockStatements]):
 class RowLockPin(PostgresPin[RowLockStatements]):
     """One connection, and the rows that it has locked."""
 
+    _form: PostgresRowLock
+
     async def _claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
         await self._look_again(connection, now=False)
         self._written = False
@@ -50,7 +60,7 @@ class RowLockPin(PostgresPin[RowLockStatements]):
 
     def _claiming(self, connection: TrioConnection, passing: Passing, room: int) -> list[str]:
         values = {"group": self._form.group, "over": [*passing.over], "room": room}
-        return [BEGIN, bound(connection, self._form.texts.claim, values)]
+        return [self._form.begin, bound(connection, self._form.texts.claim, values)]
 
     async def _found(self, connection: TrioConnection, texts: Sequence[str], passing: Passing) -> Sequence[Row]:
         """Carry out these, of which the last one is a claim. Where it finds nothing the transaction is ended."""
@@ -95,6 +105,9 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         except psycopg.errors.InvalidSavepointSpecification:  # what came behind the COMMIT has failed
             await self._roll_back(connection)
             return Settled(done, rest)
+        if is_doomed(failure):
+            await self._roll_back(connection)
+            return self._not_committed(failure, said, rest)
         if len(said) == 1:
             return Settled([not_applied(failure)])
         return await self._one_by_one(connection, said, rest)
@@ -104,6 +117,10 @@ class RowLockPin(PostgresPin[RowLockStatements]):
     ) -> Settled:
         """Each by itself, so that one that fails does not touch the others; then one COMMIT."""
         verdicts = [await self._say(connection, row, verb) for row, verb in said]
+        for verdict in verdicts:
+            if verdict is not None and isinstance(why := verdict.__cause__, psycopg.Error) and is_doomed(why):
+                await self._roll_back(connection)
+                return self._not_committed(why, said, rest)
         stays = [row for (row, _), verdict in zip(said, verdicts, strict=True) if verdict is not None]
         if len(stays) == len(said):
             return Settled(verdicts)
@@ -128,11 +145,11 @@ class RowLockPin(PostgresPin[RowLockStatements]):
             await results(connection, texts)
             return []
         again = bound(connection, self._form.texts.again, {"ids": [row[0] for row in rest], "group": self._form.group})
-        held = {row[0] for row in (await results(connection, [*texts, BEGIN, again]))[-1]}
+        held = {row[0] for row in (await results(connection, [*texts, self._form.begin, again]))[-1]}
         return [row for row in rest if row[0] not in held]
 
     @staticmethod
     def _not_committed(why: Exception, said: Sequence[Any], rest: Sequence[Row]) -> Settled:
-        lost = LeaseLost(f"the transaction was rolled back at its COMMIT: {first_line(why)}")
+        lost = LeaseLost(f"the transaction was rolled back: {first_line(why)}")
         lost.__cause__ = why
-        return Settled([lost] * len(said), rest)
+        return Settled([lost] * len(said), rest, crossed=is_again(why))
