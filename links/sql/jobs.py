@@ -14,6 +14,7 @@ import trio
 
 from links.abc import Received, Verdict
 from links.errors import CallBroken, LinkError, NotApplied
+from links.sql.lender import Lender
 from links.sql.rows import Row, Token
 from links.sql.table import Table
 from settlement.delivery import Letter
@@ -54,6 +55,10 @@ class LeaseForm(Form, Protocol):
 
     lease: float
     """Seconds."""
+
+    def lender(self, limit: int) -> Lender:
+        """For the transactions of a link with so many deliveries in hand, at most."""
+        ...
 
 
 @attrs.frozen

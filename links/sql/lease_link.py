@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -26,6 +26,7 @@ from links.errors import CallBroken, ConnectionBroken, NotApplied, SettlementUnk
 from links.sql.dialect import Writer
 from links.sql.holdings import Holdings
 from links.sql.jobs import Claim, Extend, Job, LeaseForm, Passing, Release, Saying, Settling
+from links.sql.loans import Leased, Loans
 from links.sql.passed_over import PassedOver
 from links.sql.patience import PATIENCE, Patience
 from links.sql.rows import RowReader
@@ -57,6 +58,7 @@ class LeaseLink(Link[R]):
         source: str,
         subscription: str,
         goodbye: float,
+        limit: int,
     ) -> None:
         self._form, self._writer, self._wakes, self._tell = form, writer, wakes, tell
         self._reader: RowReader[R] = RowReader(form.table, source)
@@ -67,6 +69,7 @@ class LeaseLink(Link[R]):
         self._settling: set[Received[R]] = set()
         self._extending: set[Received[R]] = set()
         self._extended = trio.Event()
+        self._loans = Loans(form.lender(limit), self._rows, self._settling, self._still, self._goodbye)
         self._passed = PassedOver(subscription, form.table.name, self._say)
         self._unextended = True
         """Are there rows whose lease could not be extended? A link before this one may have said so."""
@@ -139,7 +142,7 @@ class LeaseLink(Link[R]):
     def _claimed(self, job: Claim) -> None:
         """Take in what a claim brought: from here on the rows are held."""
         expires = job.sent + self._form.lease
-        job.received = [self._reader.read(row, expires) for row in job.rows]
+        job.received = [self._reader.read(row, expires, Leased(self._loans, row[0])) for row in job.rows]
         for received in job.received:
             self._rows.hold(received)
         self._full = job.error is None and job.full
@@ -177,6 +180,7 @@ class LeaseLink(Link[R]):
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
         """Carry out all settlements in one transaction, each by itself: one that fails does not touch the others.
 
+        An ack of what has a transaction of its handler's is said in that one, and any other verb when it is undone.
         A row whose verb was not applied stays held, to be settled again. A locked file is waited for while the leases
         last, 10 s at most (but one goodbye in any case). Raises `ConnectionBroken` where the file failed.
 
@@ -184,27 +188,31 @@ class LeaseLink(Link[R]):
         caller's next checkpoint.
         """
         settling = [settlement.received for settlement in settlements]
-        said = [Saying(each.received, verb) for each in settlements if (verb := each.plan.verb) is not None]
         patience = Patience(self._goodbye, [each.expires for each in settling])
         self._settling.update(settling)
         try:
             while not self._extending.isdisjoint(settling):
                 if not await patience.until(self._extended):
                     why = f"an extension was still under way after {patience.waited:.1f} s"
-                    return [NotApplied(f"settlement of {self._subscription!r}: {why}") for _ in said]
-            claim = None
-            if self._full and not self._stopped:
-                claim = self._claim_of(len(settlements), 0.0)
-            job = Settling(self._form, said, claim, patience.length)
-            self._enter(job, partial(self._settled, job))
-            self._writer.submit(job)
-            if not await patience.until(job.done):
-                job.deadline = trio.current_time()  # the try that is under way is the last
-                self._writer.withdraw(job)
-                with trio.move_on_after(patience.landing, shield=True):
-                    await job.done.wait()
+                    return [NotApplied(f"settlement of {self._subscription!r}: {why}") for _ in settlements]
+            if self._loans:
+                return await self._loans.settle(settlements, partial(self._say_all, patience))
+            return await self._say_all(patience, settlements)
         finally:
             self._settling.difference_update(settling)
+
+    async def _say_all(self, patience: Patience, settlements: Sequence[Settlement]) -> Sequence[Verdict]:
+        """As `settle`, by the writer."""
+        said = [Saying(each.received, verb) for each in settlements if (verb := each.plan.verb) is not None]
+        claim = self._claim_of(len(settlements), 0.0) if self._full and not self._stopped else None
+        job = Settling(self._form, said, claim, patience.length)
+        self._enter(job, partial(self._settled, job))
+        self._writer.submit(job)
+        if not await patience.until(job.done):
+            job.deadline = trio.current_time()  # the try that is under way is the last
+            self._writer.withdraw(job)
+            with trio.move_on_after(patience.landing, shield=True):
+                await job.done.wait()
         if not job.done.is_set():
             job.alone = True
             why = f"the database has not answered within {patience.waited:.1f} s"
@@ -253,6 +261,8 @@ class LeaseLink(Link[R]):
         """
         busy = self._settling | self._extending
         mine = [each for each in held if each not in busy]
+        if self._loans:
+            mine = self._loans.kept(mine, trio.current_time() + self._form.lease)
         if not mine:
             await trio.lowlevel.checkpoint()
             if self._writer.error is not None:
@@ -298,6 +308,7 @@ class LeaseLink(Link[R]):
 
         Else with the goodbye, unless the lease ends first: a handler that was cancelled may not have ended yet.
         """
+        self._loans.forget(received)
         if received not in self._rows:
             return
         if received in self._extending:  # then, by its new token
@@ -314,8 +325,9 @@ class LeaseLink(Link[R]):
 
         Cancellation: what was not given back is let go with the goodbye.
         """
-        while any(each in self._extending for each in unsettled):
-            await self._extended.wait()
+        for received in unsettled:
+            self._loans.forget(received)
+        await self._still(unsettled)
         mine = [each for each in unsettled if each in self._rows and each not in self._settling]
         if mine:
             self._rows.leave(mine)
@@ -325,6 +337,10 @@ class LeaseLink(Link[R]):
             for received, why in job.failed.items():
                 where = f"giving back of {self._subscription!r}, row {received.delivery.id}"
                 raise CallBroken(f"{where}: {why}") from why
+
+    async def _still(self, some: Collection[Received[R]]) -> None:
+        while not self._extending.isdisjoint(some):
+            await self._extended.wait()
 
     def _letting_go(self, held: Sequence[Received[R]]) -> Release:
         job = Release(self._form, held, PATIENCE)
@@ -357,6 +373,7 @@ class LeaseLink(Link[R]):
         The attempt of a delivery whose handler was called stays counted, that of another is as before the claim.
         """
         self.stop()
+        self._loans.close()
         with trio.move_on_after(self._goodbye, shield=True):
             while self._open:
                 await next(iter(self._open)).done.wait()

@@ -84,10 +84,7 @@ class PinnedLink(Link[R]):
         self.degraded(what, why)  # set after this link was made
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the slots, until cancelled.
-
-        Cancellation: no row is claimed; a statement that is under way has one goodbye to end in.
-        """
+        """Run the slots, until cancelled: then no row is claimed; a statement under way has one goodbye to end in."""
         try:
             async with trio.open_nursery() as nursery:
                 for slot in self._slots:
@@ -96,8 +93,6 @@ class PinnedLink(Link[R]):
         finally:
             for slot in self._slots:
                 slot.pin.close()
-
-    # --- what workers and the intake ask -----------------------------------------------------------------------------
 
     async def receive(self, room: int) -> Sequence[Received[R]]:
         """Take what slots have claimed. Raises `LinkRefused` where the table is no queue any more.

@@ -160,7 +160,9 @@ class SqlQueue(Source[R]):
         names = {"source": self.name, "subscription": subscription}
         if self.lease is not None:
             leased = cast("LeaseForm", form)
-            link: LeaseLink[R] = LeaseLink(leased, life.queues, life.until_over, wakes, tell, goodbye=goodbye, **names)
+            link: LeaseLink[R] = LeaseLink(
+                leased, life.queues, life.until_over, wakes, tell, goodbye=goodbye, limit=limit, **names
+            )
             try:
                 yield link
             finally:

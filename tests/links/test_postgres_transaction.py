@@ -13,9 +13,9 @@ import trio
 from actors import Runtime, Subscription, open_runtime
 from links.errors import TransactionHeld
 from links.sql import transaction
-from settlement import Ack, Delivery, Drop, Ledger, Outcome, Policy, Retry, RetryAfter
+from settlement import Ack, DeadLetter, Delivery, Drop, Ledger, Outcome, Policy, Retry, RetryAfter
 from tests.links.postgres_tables import PostgresTables
-from tests.links.sqlite_kit import open_link, until
+from tests.links.sqlite_kit import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.servers]
 
@@ -23,9 +23,9 @@ Handler = Callable[[Delivery[Any]], Awaitable[Outcome | None]]
 NOTE = "INSERT INTO notes VALUES (%s)"
 
 
-@pytest.fixture
-def tables(database: str) -> PostgresTables:
-    tables = PostgresTables(database, leased=False).create()
+@pytest.fixture(params=[False, True], ids=["row_lock", "lease"])
+def tables(database: str, request: pytest.FixtureRequest) -> PostgresTables:
+    tables = PostgresTables(database, leased=request.param).create()
     tables.run("CREATE TABLE notes (body bytea)")
     tables.add(b"a")
     return tables
@@ -35,7 +35,7 @@ async def handled(tables: PostgresTables, handler: Handler, policy: Policy = Pol
     """Run until the row has had one outcome; the ledger."""
     runtime: Runtime
     source = tables.broker().queue(tables.table())
-    async with open_runtime(Subscription(source, handler, policy=policy, **how)) as runtime:
+    async with open_runtime(Subscription(source, handler, policy=policy, **how), grace=0.3) as runtime:
         with trio.fail_after(15):
             while (ledger := runtime.ledger("jobs")).received - ledger.in_hand < 1:  # noqa: ASYNC110
                 await trio.sleep(0.01)
@@ -68,11 +68,9 @@ async def test_what_is_written_commits_with_the_ack(tables: PostgresTables, outc
     assert tables.run("SELECT count(*), count(DISTINCT at) FROM ends") == [(2, 1)]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "left"), [(Retry(), 2), (RetryAfter(3600.0), 2), (Drop(), None), (ValueError("no"), 2)], ids=str
-)
-async def test_any_other_outcome_undoes_it_first(tables: PostgresTables, outcome: Any, left: int | None) -> None:
-    """S-8.2, S-8.3: then it is settled as usual; the attempt counts, the writes are gone."""
+@pytest.mark.parametrize("outcome", [Retry(), RetryAfter(3600.0), Drop(), ValueError("no")], ids=str)
+async def test_any_other_outcome_undoes_it_first(tables: PostgresTables, outcome: Any) -> None:
+    """K-96, S-8.2, S-8.3: then it is settled as usual; the attempt counts, the writes are gone."""
     calls = 0
 
     async def handler(delivery: Delivery[bytes]) -> Outcome | None:
@@ -89,12 +87,53 @@ async def test_any_other_outcome_undoes_it_first(tables: PostgresTables, outcome
 
     await handled(tables, handler, Policy(on_error=Retry()), within=None)
     assert notes(tables) == []
-    assert [row["attempt"] for row in tables.rows()] == ([] if left is None else [left])
+    counted = 1 + calls if tables.leased else 2  # a lease counts when it is claimed, and a row lock when it is settled
+    assert [row["attempt"] for row in tables.rows()] == ([] if isinstance(outcome, Drop) else [counted])
+
+
+@pytest.mark.parametrize("outcome", [Retry(), ValueError("no")], ids=str)
+@pytest.mark.parametrize("leased", [False, True], ids=["row_lock", "lease"])
+@pytest.mark.parametrize("grouped", [False, True], ids=["to_a_table", "to_a_group"])
+async def test_what_is_moved_to_the_dead_letter_has_written_nothing(
+    database: str, outcome: Any, *, grouped: bool, leased: bool
+) -> None:
+    """K-96, S-4.6: the cap moves the row, and the writes are gone."""
+    tables = PostgresTables(database, leased=leased, grouped=grouped).create()
+    tables.run("CREATE TABLE notes (body bytea)")
+    tables.add(b"a", group="jobs" if grouped else None)
+
+    async def handler(delivery: Delivery[bytes]) -> Any:
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    policy = Policy(max_attempts=1, dead_letter="dead", on_error=DeadLetter())
+    source = tables.broker().queue(tables.table(), group="jobs" if grouped else None)
+    async with open_runtime(Subscription(source, handler, policy=policy), grace=0.3) as runtime:
+        await until(lambda: runtime.ledger("jobs").dead_lettered, 15)
+    assert notes(tables) == []
+    assert [row["payload"] for row in tables.rows("jobs" if grouped else "dead")] == [b"a"]
+    assert not grouped or tables.row()["grp"] == "dead"
+
+
+async def test_who_takes_too_long_has_written_nothing(tables: PostgresTables) -> None:
+    """K-96: `within=` is a failure as any other, and the statement that ran is cancelled."""
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+            await connection.execute("SELECT pg_sleep(60)")
+
+    with trio.fail_after(20):
+        ledger = await handled(tables, handler, Policy(on_error=Drop()), within=0.3)
+    assert (ledger.dropped, notes(tables), tables.rows()) == (1, [], [])
 
 
 async def test_a_cancelled_handler_has_written_nothing(tables: PostgresTables) -> None:
-    """S-8.2: the row is as it was."""
-    before = tables.row()
+    """S-8.2: the row is as it was, but that a lease counts the try."""
+    before = {**tables.row(), **({"attempt": 2} if tables.leased else {})}
     begun = trio.Event()
 
     async def handler(delivery: Delivery[bytes]) -> None:
@@ -191,6 +230,7 @@ async def test_it_is_lent_and_no_more(tables: PostgresTables) -> None:
             pass
 
 
+@pytest.mark.parametrize("tables", [False], ids=["row_lock"], indirect=True)
 async def test_the_claim_is_watched_before_and_behind_it(tables: PostgresTables) -> None:
     """DESIGN 6, SQL: while it is lent the handler itself meets the end of the connection; behind it the watch does."""
     ours = "FROM pg_stat_activity WHERE application_name = 'trio-settlement' AND state = 'idle in transaction'"
@@ -216,15 +256,8 @@ async def test_the_claim_is_watched_before_and_behind_it(tables: PostgresTables)
         assert (met, runtime.ledger("jobs").unsettled) == (["lent", "behind"], 2)
 
 
-async def test_which_deliveries_have_one(database: str) -> None:
-    """DESIGN 6, SQL: a leased one and one of another transport have none, and the error says what to do."""
-    leased = PostgresTables(database).create()
-    leased.add(b"a")
-    async with open_link(leased.broker().queue(leased.table())) as link:
-        (received,) = await link.receive(1)
-        with pytest.raises(ValueError, match=r"claim its table by RowLock\(\)"):
-            async with transaction(received.delivery):
-                pass
+async def test_which_deliveries_have_one() -> None:
+    """DESIGN 6, SQL: one of another transport has none."""
     other: Delivery[bytes] = Delivery(
         body=b"a", message=b"a", headers={}, attempt=1, redelivery_count=None, source="q", id="1", key=None
     )

@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from links.errors import ConnectionBroken, LinkRefused
 from links.sql.life import Life
 from links.sql.postgres.codes import is_refusal
+from links.sql.postgres.session import SESSION
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.postgres.values import tolerate
 from links.sql.postgres.writer import PostgresWriter
@@ -22,11 +23,6 @@ __all__ = ["PostgresDialect"]
 _LEGAL = "'postgresql://user:password@host:5432/database'"
 _OLDEST = 120000
 """PostgreSQL 12: MATERIALIZED."""
-_SESSION = b"""SELECT current_setting('transaction_read_only'), set_config('DateStyle', 'ISO', false),
-    set_config('extra_float_digits', '3', false),
-    set_config('default_transaction_isolation', 'read committed', false)"""
-"""What a database or a role may set otherwise: times and floats are read as they are, the order of day and month in a
-text stays; and each statement looks at what others have committed before it, not before its transaction."""
 _ONE = 5
 """Seconds for each look whether two URLs name one database."""
 
@@ -87,7 +83,7 @@ class PostgresDialect:
     async def _check(self, connection: TrioConnection) -> None:
         if connection.info.server_version < _OLDEST:
             raise LinkRefused(f"{self.name}: the server is older than PostgreSQL 12")
-        found = await (await connection.execute(_SESSION)).fetchone()
+        found = await (await connection.execute(SESSION)).fetchone()
         if found is None or found[0] != "off":
             raise LinkRefused(
                 f"{self.name}: the server takes no writes (a standby, or default_transaction_read_only is on); name "

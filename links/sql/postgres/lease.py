@@ -15,7 +15,9 @@ import psycopg
 
 from links.sql.jobs import Passing
 from links.sql.postgres.codes import is_of_the_row, is_reshaped
+from links.sql.postgres.lender import PostgresLender
 from links.sql.postgres.looked import Ignored, Looked
+from links.sql.postgres.pin import Connect
 from links.sql.postgres.statements import LeaseStatements
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Row, Token
@@ -25,7 +27,15 @@ __all__ = ["PostgresLease"]
 
 
 class PostgresLease(Looked[LeaseStatements]):
-    """The verbs for one queue of one table."""
+    """The verbs for one queue of one table; `connect` gives a connection for a handler's transaction."""
+
+    def __init__(self, *asked: Any, connect: Connect, **names: Any) -> None:
+        super().__init__(*asked, **names)
+        self._connect = connect
+
+    def lender(self, limit: int) -> PostgresLender:  # noqa: ARG002 -- as many connections as there are deliveries
+        """As `LeaseForm.lender`."""
+        return PostgresLender(self, self._connect)
 
     @property
     def lease(self) -> float:

@@ -96,15 +96,17 @@ class _Look(_Whole[Look]):
     async def work(self, connection: TrioConnection) -> None:
         job = self.job
         asked = job.table, job.group, job.claim
-        names: dict[str, Any] = {"subscription": job.subscription, "dead_letter": job.dead_letter}
+        names: dict[str, Any] = {
+            "subscription": job.subscription, "dead_letter": job.dead_letter, "connect": self._connect
+        }
         form: PostgresLease | PostgresRowLock | PostgresAdvisory
         match job.claim:
             case Lease():
                 form = PostgresLease(*asked, **names)
             case RowLock():
-                form = PostgresRowLock(*asked, connect=self._connect, **names)
+                form = PostgresRowLock(*asked, **names)
             case AdvisoryLock():
-                form = PostgresAdvisory(*asked, connect=self._connect, **names)
+                form = PostgresAdvisory(*asked, **names)
         await form.look(connection)
         job.form = form
 

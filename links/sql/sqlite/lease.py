@@ -24,6 +24,7 @@ from links.sql.rows import BadText, Row, Token
 from links.sql.sqlite import times
 from links.sql.sqlite.codes import BINDING, is_of_the_row
 from links.sql.sqlite.inspect import SqliteLook, inspect, odd_times
+from links.sql.sqlite.lender import SqliteLender
 from links.sql.sqlite.schema import SqliteSchema, read_schema, schema_version, undone
 from links.sql.sqlite.statements import SqliteStatements, quote, quote_table
 from links.sql.sqlite.times import later
@@ -91,6 +92,10 @@ class SqliteLease:
             if line not in self.warnings:
                 self.warnings.append(line)
                 _log.warning("%s", line)
+
+    def lender(self, limit: int) -> SqliteLender:  # noqa: ARG002
+        """As `LeaseForm.lender`."""
+        return SqliteLender()
 
     # --- claim -------------------------------------------------------------------------------------------------------
 
