@@ -198,6 +198,7 @@ class LinkLife:
 
     def _walk(self, received: Received[Any], plan: Plan[Any], wake: trio.MemorySendChannel[None]) -> None:
         """Start the before-steps of a delivery, which hold it from now on."""
+        self._link.undo(received)
         steps = BeforeSteps(
             received, plan, self.in_flight, self._keeper, self._settler, self.letterbox, self.books, self.drain
         )

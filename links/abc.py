@@ -154,12 +154,13 @@ class Link(ABC, Generic[R]):
         Told once, while the life goes on, for each delivery that ends neither by a verdict nor by `give_back`.
         """
 
+    def undo(self, received: Received[R]) -> None:
+        """Undo what its handler wrote by this link: other steps come before the verb of this one. A plain call."""
+
     async def until_broken(self) -> NoReturn:
         """Wait until this life is over, and raise what ended it: heard also while nothing else is asked of the link.
 
-        A link that learns of it by its other calls alone waits for ever.
-
-        Cancellation: nothing was done.
+        A link that learns of it by its other calls alone waits for ever. Cancellation: nothing was done.
         """
         await trio.sleep_forever()
 
@@ -359,9 +360,7 @@ class Broker(ABC):
         """Wait for a connection, later than life number `after`. Does not yield if there is one.
 
         Raises `NotConnected` where nobody keeps this broker open, and `RuntimeError` in another `trio.run` than the one
-        it is open in: a thread comes in by `trio.from_thread.run`.
-
-        Cancellation: nothing was done.
+        it is open in: a thread comes in by `trio.from_thread.run`. Cancellation: nothing was done.
         """
         if self.is_open:
             self.check_home()

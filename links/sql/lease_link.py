@@ -168,10 +168,7 @@ class LeaseLink(Link[R]):
         self._ahead.clear()
 
     async def until_broken(self) -> NoReturn:
-        """Wait until the connection's life is over, and raise why.
-
-        Cancellation: nothing was done.
-        """
+        """Wait until the connection's life is over, and raise why. Cancellation: nothing was done."""
         why = await self._over()
         raise ConnectionBroken(f"{self._subscription!r}: {why}") from why.__cause__
 
@@ -296,9 +293,8 @@ class LeaseLink(Link[R]):
                 job.error = CallBroken(str(why))
                 job.error.__cause__ = why
                 return
-            self.degraded(
-                "to extend each lease", f"{len(job.failed)} not extended, such as row {received.delivery.id}: {why}"
-            )
+            which = f"{len(job.failed)} not extended, such as row {received.delivery.id}: {why}"
+            self.degraded("to extend each lease", which)
         elif self._unextended:
             self.degraded("to extend each lease", None)
         self._unextended = bool(job.failed)
@@ -311,12 +307,15 @@ class LeaseLink(Link[R]):
         self._loans.forget(received)
         if received not in self._rows:
             return
-        if received in self._extending:  # then, by its new token
-            self._rows.leave([received])
-        elif received.expires is not None and received.expires > trio.current_time() + self._form.lease / 2:
+        fresh = received.expires is not None and received.expires > trio.current_time() + self._form.lease / 2
+        if fresh and received not in self._extending:  # else then, by its new token
             self._let_go([received])
         else:
             self._rows.leave([received])
+
+    def undo(self, received: Received[R]) -> None:
+        """As `Link.undo`."""
+        self._loans.forget(received)
 
     async def give_back(self, unsettled: Sequence[Received[R]]) -> None:
         """Let the leases go, the attempts as they were before the claim where no handler was called.
@@ -325,8 +324,7 @@ class LeaseLink(Link[R]):
 
         Cancellation: what was not given back is let go with the goodbye.
         """
-        for received in unsettled:
-            self._loans.forget(received)
+        self._loans.forget(*unsettled)
         await self._still(unsettled)
         mine = [each for each in unsettled if each in self._rows and each not in self._settling]
         if mine:

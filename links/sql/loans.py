@@ -161,11 +161,11 @@ class Loans:
         elif gone:
             self._rows.drop(received)
 
-    def forget(self, received: Received[Any]) -> None:
-        """Nothing will be said for this one: its transaction ends, when its handler has given it back."""
-        leased = _handle(received)
-        if self._at and (loan := self._at.pop(leased, None)) is not None and leased not in self._lent:
-            loan.give_up()
+    def forget(self, *gone: Received[Any]) -> None:
+        """Nothing is said in the transactions of these: each ends, when its handler has given it back."""
+        for leased in map(_handle, gone if self._at else ()):
+            if (loan := self._at.pop(leased, None)) is not None and leased not in self._lent:
+                loan.give_up()
 
     def close(self) -> None:
         """Nobody works on any of them any more."""

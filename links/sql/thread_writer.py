@@ -50,6 +50,10 @@ class ThreadConnection(Protocol):
         """
         ...
 
+    def barred(self) -> str | None:
+        """Why a job of this task would wait for the task itself; None: it would not. A plain call, in trio."""
+        ...
+
     def interrupt(self) -> None:
         """End the statement that runs, from another thread."""
         ...
@@ -136,6 +140,14 @@ class ThreadWriter(JobQueue):
 
     def _late(self, job: Job) -> str:
         return self._held(job.since) if self._resting else super()._late(job)
+
+    def submit(self, job: Job) -> None:
+        """As `JobQueue.submit`. It fails at once where it would wait for the transaction of who asks for it."""
+        if (why := self._connection.barred()) is None:
+            super().submit(job)
+        else:
+            job.fail(CallBroken(why))
+            job.finish()
 
     # --- hops ----------------------------------------------------------------------------------------------------
 

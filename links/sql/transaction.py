@@ -29,7 +29,7 @@ class Lends(Protocol):
 
 @asynccontextmanager
 async def transaction(delivery: Delivery[Any]) -> AsyncGenerator[Any, None]:
-    """Lend the connection of this delivery's transaction to its handler, for the block: a `psycopg.AsyncConnection`.
+    """Lend the connection of this delivery's transaction to its handler, for the block.
 
         async def ship(delivery: Delivery[bytes]) -> Outcome:
             async with links.sql.transaction(delivery) as connection:
@@ -37,15 +37,19 @@ async def transaction(delivery: Delivery[Any]) -> AsyncGenerator[Any, None]:
             return Ack()
 
     What is written there is committed by the handler's `Ack`, in one transaction with the row's own end; by any other
-    outcome, a failure or a cancellation it is undone. Savepoints are `connection.transaction()`. Neither commit nor
-    rollback nor close works on it: they raise `TransactionHeld`, and so does everything behind the block. A handler
-    that ends the transaction by SQL is found out when its outcome is said: *unknown*, `TransactionEnded`.
+    outcome, a failure or a cancellation it is undone. Everything behind the block raises `TransactionHeld`.
 
-    Under a row lock it is the transaction that holds the row. Beside a lease it is one of its own, on a connection of
-    its own, which begins with the first block; the lease goes on being renewed.
+    PostgreSQL: a `psycopg.AsyncConnection`; savepoints are `connection.transaction()`. Neither commit nor rollback nor
+    close works on it (`TransactionHeld`); a handler that ends the transaction by SQL is found out when its outcome is
+    said: *unknown*, `TransactionEnded`. Under a row lock it is the transaction that holds the row. Beside a lease it is
+    one of its own, on a connection of its own, from the first block on; the lease goes on being renewed.
 
-    Raises `ValueError` for a delivery of another transport; `TransactionHeld` outside the handler, and where it is lent
-    already; `CallBroken` where the server gives no connection for it.
+    SQLite: a connection with one method, `await execute(sql, parameters)`, which gives a list of rows. The whole file
+    is locked from the first block until the outcome was said, so it takes concurrency 1.
+
+    Raises `ValueError` for a delivery of another transport, and on SQLite where more than one may be in hand;
+    `TransactionHeld` outside the handler, and where it is lent already; `CallBroken` where the server gives no
+    connection for it, or others keep the file locked for 10 s.
 
     Cancellation: what was written is undone with the delivery.
     """

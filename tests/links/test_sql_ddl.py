@@ -303,7 +303,8 @@ def steps_of_a_claim(database: Database, table: Table[Any]) -> int:
         return 0
 
     with opened(database) as connection:
-        form = SqliteLease(connection, table, "mail" if table.group else None, 30.0, subscription="test")
+        names: dict[str, Any] = {"subscription": "test", "beside": NotImplemented}
+        form = SqliteLease(connection, table, "mail" if table.group else None, 30.0, **names)
         connection.execute("BEGIN IMMEDIATE")
         connection.set_progress_handler(count, 10)
         for _ in range(3):

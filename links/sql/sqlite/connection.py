@@ -12,21 +12,24 @@ import contextlib
 import sqlite3
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from links.errors import ConnectionBroken, LinkRefused
 from links.sql.jobs import Job
 from links.sql.rows import BadText
 from links.sql.sqlite import times
 from links.sql.sqlite.codes import is_busy, is_fatal, is_weather, primary_code
+from links.sql.sqlite.lender import barred
 from links.sql.sqlite.schema import SqliteSession
 from links.sql.sqlite.watch import SqliteWatch
 from links.sql.sqlite.work import SqliteWork, Work
 from links.sql.thread_writer import Busy, Fatal
 
 __all__ = ["SqliteConnection"]
+
+T = TypeVar("T")
 
 _BUSY_TIMEOUT = 0.05
 """Seconds that the thread itself waits for another process; then trio does, where it can be cancelled."""
@@ -43,16 +46,24 @@ class SqliteConnection:
     """One connection. `synchronous`: NORMAL may forget the last commits at a power cut, FULL does not."""
 
     def __init__(self, path: Path, name: str, synchronous: Literal["NORMAL", "FULL"]) -> None:
-        self._path, self._name, self._synchronous = path, name, synchronous
+        self.path, self._name = path, name
+        self._synchronous: Literal["NORMAL", "FULL"] = synchronous
         self._connection: SqliteSession | None = None
         self._watch: SqliteWatch | None = None
-        self._work = SqliteWork()
+        self._work = SqliteWork(self._beside)
         self._lock = threading.Lock()
         """For the two flags."""
         self._used = False
         """A call is under way."""
         self._closed = False
         """Nobody may use it any more; a call that is under way closes the file when it ends."""
+
+    def _beside(self) -> SqliteConnection:
+        return SqliteConnection(self.path, self._name, self._synchronous)
+
+    def barred(self) -> str | None:
+        """As `ThreadConnection.barred`."""
+        return barred(self.path)
 
     @property
     def _open(self) -> SqliteSession:
@@ -86,7 +97,7 @@ class SqliteConnection:
 
     def _connect(self) -> None:
         try:
-            found = self._path.stat()
+            found = self.path.stat()
         except OSError as error:
             raise LinkRefused(
                 f"{self._name}: {error.strerror}; create the database and its tables first, where this user may read it"
@@ -101,7 +112,7 @@ class SqliteConnection:
             )
         try:
             connection = sqlite3.connect(
-                f"{self._path.as_uri()}?mode=rw",
+                f"{self.path.as_uri()}?mode=rw",
                 uri=True,
                 timeout=_BUSY_TIMEOUT,
                 isolation_level=None,
@@ -124,7 +135,7 @@ class SqliteConnection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             connection.execute(f"PRAGMA user_version = {version}")
             connection.execute("ROLLBACK")
-            watch = SqliteWatch(self._path, (found.st_dev, found.st_ino))
+            watch = SqliteWatch(self.path, (found.st_dev, found.st_ino))
         except sqlite3.Error as error:
             connection.close()
             if is_busy(error):
@@ -149,6 +160,16 @@ class SqliteConnection:
             case _:
                 way_out = "give this user the right to read and write file and folder"
         return LinkRefused(f"{self._name}: {error}; {way_out}")
+
+    def use(self, call: Callable[[SqliteSession], T]) -> T:
+        """Call this with the connection. Raises `Fatal` where the file was taken away meanwhile, whatever it gave."""
+        self._enter()
+        try:
+            result = call(self._open)
+            self._look()
+            return result
+        finally:
+            self._leave()
 
     def transact(self, jobs: Sequence[Job]) -> None:
         """Carry out all jobs in one transaction; where one of them ends it for all, each part in one of its own.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,7 +24,7 @@ from links.sql.rows import BadText, Row, Token
 from links.sql.sqlite import times
 from links.sql.sqlite.codes import BINDING, is_of_the_row
 from links.sql.sqlite.inspect import SqliteLook, inspect, odd_times
-from links.sql.sqlite.lender import SqliteLender
+from links.sql.sqlite.lender import Beside, SqliteLender
 from links.sql.sqlite.schema import SqliteSchema, read_schema, schema_version, undone
 from links.sql.sqlite.statements import SqliteStatements, quote, quote_table
 from links.sql.sqlite.times import later
@@ -54,9 +54,11 @@ class SqliteLease:
         lease: float,
         *,
         subscription: str,
+        beside: Callable[[], Beside],
         dead_letter: str | None = None,
     ) -> None:
-        self.table, self.group, self.lease = table, group, lease
+        """`beside` makes one more connection to the file, for a handler's transaction."""
+        self.table, self.group, self.lease, self._beside = table, group, lease, beside
         self._subscription, self._dead_letter = subscription, dead_letter
         self._last = 0
         self._version = schema_version(connection)
@@ -93,9 +95,9 @@ class SqliteLease:
                 self.warnings.append(line)
                 _log.warning("%s", line)
 
-    def lender(self, limit: int) -> SqliteLender:  # noqa: ARG002
+    def lender(self, limit: int) -> SqliteLender:
         """As `LeaseForm.lender`."""
-        return SqliteLender()
+        return SqliteLender(self, self._beside, limit)
 
     # --- claim -------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Release, Sayi
 from links.sql.sqlite.codes import BINDING, is_busy, is_fatal
 from links.sql.sqlite.insert import SqliteInserter
 from links.sql.sqlite.lease import Ignored, SqliteLease
+from links.sql.sqlite.lender import Beside
 from links.sql.table import Table
 from settlement.sql import Finish, lease_of
 
@@ -82,6 +83,10 @@ class _Whole(Generic[J]):
 
 
 class _Look(_Whole[Look]):
+    def __init__(self, job: Look, beside: Callable[[], Beside]) -> None:
+        super().__init__(job)
+        self._beside = beside
+
     def work(self, connection: sqlite3.Connection, now: int) -> None:  # noqa: ARG002 -- no time
         job = self.job
         job.form = SqliteLease(
@@ -90,6 +95,7 @@ class _Look(_Whole[Look]):
             job.group,
             lease_of(job.claim),
             subscription=job.subscription,
+            beside=self._beside,
             dead_letter=job.dead_letter,
         )
 
@@ -275,7 +281,6 @@ def _form(job: Claim | Each[Any]) -> SqliteLease:
 
 
 _EACH: Mapping[type[Job], Callable[[Any], Work]] = {
-    Look: _Look,
     Claim: _Claim,
     Settling: _Settle,
     Extend: _Extend,
@@ -284,9 +289,13 @@ _EACH: Mapping[type[Job], Callable[[Any], Work]] = {
 
 
 class SqliteWork:
-    """One connection's: it remembers what it has learned of the tables that are inserted into."""
+    """One connection's: it remembers what it has learned of the tables that are inserted into.
 
-    def __init__(self) -> None:
+    `beside` makes one more connection to the file.
+    """
+
+    def __init__(self, beside: Callable[[], Beside]) -> None:
+        self._beside = beside
         self._inserters: dict[tuple[Table[Any], str | None], SqliteInserter] = {}
 
     def of(self, job: Job) -> Work:
@@ -297,4 +306,6 @@ class SqliteWork:
             if inserter is None:
                 inserter = self._inserters[target] = SqliteInserter(*target)
             return _Insert(job, inserter)
+        if isinstance(job, Look):
+            return _Look(job, self._beside)
         return _EACH[type(job)](job)

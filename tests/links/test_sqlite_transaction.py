@@ -1,0 +1,436 @@
+"""Transactional mode on SQLite: a handler's transaction locks the file, and commits with its `Ack` alone."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from actors import BatchSubscription, Subscription, open_runtime
+from links.errors import CallBroken, LeaseLost, PublishNotAccepted, TransactionHeld
+from links.sql import Lease, transaction
+from links.sql.sqlite.connection import SqliteConnection
+from settlement import Ack, DeadLetter, Delivery, Drop, Ledger, Outcome, Policy, Retry, RetryAfter
+from tests.links.sqlite_kit import Database, Foreigner, finish, open_link, until
+
+Handler = Callable[[Delivery[Any]], Awaitable[Outcome | None]]
+NOTE = "INSERT INTO notes VALUES (?)"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    database = Database(tmp_path / "jobs.db").create()
+    database.run("CREATE TABLE notes (body BLOB)")
+    database.add(b"a")
+    return database
+
+
+def notes(database: Database) -> list[bytes]:
+    return [row[0] for row in database.run("SELECT body FROM notes ORDER BY body")]
+
+
+async def write(delivery: Delivery[Any]) -> None:
+    async with transaction(delivery) as connection:
+        await connection.execute(NOTE, [delivery.body])
+
+
+async def handled(database: Database, handler: Handler, policy: Policy = Policy(), **how: Any) -> Ledger:
+    """Run until the row has had one outcome; the ledger."""
+    source = database.broker().queue(database.table())
+    async with open_runtime(Subscription(source, handler, policy=policy, **how), grace=0.3) as runtime:
+        with trio.fail_after(15):
+            while (ledger := runtime.ledger("jobs")).received - ledger.in_hand < 1:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    return runtime.ledger("jobs")
+
+
+@pytest.mark.parametrize("marks", [False, True])
+async def test_what_is_written_commits_with_the_ack(tmp_path: Path, *, marks: bool) -> None:
+    """K-96, S-8.1: nobody sees it before the outcome; rows come back as `sqlite3` gives them."""
+    database = Database(tmp_path / "jobs.db", marks=marks).create()
+    database.run("CREATE TABLE notes (body BLOB)")
+    database.add(b"a")
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            assert await connection.execute(NOTE, [delivery.body]) == []
+            found = await connection.execute("SELECT body, :two FROM notes", {"two": "zwei"})
+            assert found == [(b"a", "zwei")]
+        async with transaction(delivery) as again:
+            assert await again.execute("SELECT count(*) FROM notes") == [(1,)]
+        assert notes(database) == []
+
+    assert (await handled(database, handler)).acked == 1
+    left = [row["processed_at"] is not None for row in database.rows()] if marks else database.rows()
+    assert (notes(database), left) == ([b"a"], [True] if marks else [])
+
+
+@pytest.mark.parametrize("outcome", [Retry(), RetryAfter(3600.0), Drop(), ValueError("no")], ids=str)
+async def test_any_other_outcome_undoes_it_first(database: Database, outcome: Any) -> None:
+    """K-96, S-8.2, S-8.3: then it is settled as usual; the claims are counted, the writes are gone."""
+    calls = 0
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome | None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            await trio.sleep_forever()
+        await write(delivery)
+        if isinstance(outcome, Exception):
+            raise outcome
+        result: Outcome = outcome
+        return result
+
+    await handled(database, handler, Policy(on_error=Retry()))
+    assert notes(database) == []
+    assert [row["attempt"] for row in database.rows()] == ([] if isinstance(outcome, Drop) else [1 + calls])
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["to_a_table", "to_a_group"])
+async def test_what_is_moved_to_the_dead_letter_has_written_nothing(tmp_path: Path, *, grouped: bool) -> None:
+    """K-96, S-4.6: the cap moves the row, and the writes are gone."""
+    database = Database(tmp_path / "jobs.db", grouped=grouped).create()
+    database.run("CREATE TABLE notes (body BLOB)")
+    database.add(b"a", group="jobs" if grouped else None)
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome:
+        await write(delivery)
+        return Retry()
+
+    source = database.broker().queue(database.table(), group="jobs" if grouped else None)
+    policy = Policy(max_attempts=1, dead_letter="dead")
+    async with open_runtime(Subscription(source, handler, policy=policy), grace=0.3) as runtime:
+        await until(lambda: runtime.ledger("jobs").dead_lettered, 15)
+    assert notes(database) == []
+    assert [row["payload"] for row in database.rows("jobs" if grouped else "dead")] == [b"a"]
+
+
+async def test_a_letter_before_the_verb_does_not_wait_for_the_handlers_transaction(database: Database) -> None:
+    """S-8.2: a publisher as dead letter, in the same file: the writes are undone before it publishes."""
+    broker = database.broker()
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome:
+        await write(delivery)
+        raise ValueError("no")
+
+    policy = Policy(max_attempts=9, dead_letter=broker.publisher(database.table("dead")), on_error=DeadLetter())
+    source = broker.queue(database.table())
+    async with open_runtime(Subscription(source, handler, policy=policy), grace=0.3) as runtime:
+        await until(lambda: runtime.ledger("jobs").dead_lettered, 8)
+    assert (notes(database), database.rows()) == ([], [])
+    assert [row["payload"] for row in database.rows("dead")] == [b"a"]
+
+
+@pytest.mark.parametrize("within", [None, 0.3], ids=["cancelled", "too_slow"])
+async def test_a_statement_that_runs_for_long_is_interrupted(database: Database, within: float | None) -> None:
+    """K-96: cancellation and `within=` reach a statement in its thread; nothing is written."""
+    begun = trio.Event()
+    endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+            begun.set()
+            await connection.execute(endless)
+
+    source = database.broker().queue(database.table())
+    told = Subscription(source, handler, policy=Policy(on_error=Drop()), within=within)
+    with trio.fail_after(15):
+        async with open_runtime(told, grace=0.1) as runtime:
+            await begun.wait()
+            if within is not None:
+                await until(lambda: runtime.ledger("jobs").dropped, 10)
+    assert notes(database) == []
+    assert [(row["attempt"], row["locked_until"]) for row in database.rows()] == ([] if within else [(2, None)])
+
+
+async def test_a_handler_cannot_end_it(database: Database) -> None:
+    """S-8.4: neither by SQL, nor by an object that was kept; a statement that failed has changed nothing."""
+    kept: list[Any] = []
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            for statement in ("COMMIT", "ROLLBACK", "/* so */ END", "BEGIN"):
+                with pytest.raises(TransactionHeld):
+                    await connection.execute(statement)
+            with pytest.raises(sqlite3.OperationalError):
+                await connection.execute("no SQL")
+            with pytest.raises(TransactionHeld, match="is lent already"):
+                async with transaction(delivery):
+                    pass
+            await connection.execute("SAVEPOINT mine")
+            await connection.execute(NOTE, [b"lost"])
+            await connection.execute("ROLLBACK TO mine")
+            await connection.execute(NOTE, [delivery.body])
+            kept.extend([connection, delivery])
+        with pytest.raises(TransactionHeld):
+            await connection.execute("SELECT 1")
+
+    assert (await handled(database, handler)).acked == 1
+    connection, delivery = kept
+    with pytest.raises(TransactionHeld):
+        await connection.execute("SELECT 1")
+    with pytest.raises(TransactionHeld, match="in hand no more"):
+        await write(delivery)
+    assert notes(database) == [b"a"]
+
+
+async def test_what_an_error_has_rolled_back_is_not_acked(database: Database) -> None:
+    """S-8.3: ON CONFLICT ROLLBACK ends the whole transaction: nothing is written after it, nothing is acked."""
+    database.run("CREATE UNIQUE INDEX once ON notes (body)")
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [b"a"])
+            with pytest.raises(sqlite3.IntegrityError):
+                await connection.execute("INSERT OR ROLLBACK INTO notes VALUES (?)", [b"a"])
+            with pytest.raises(sqlite3.OperationalError, match="there is none any more"):
+                await connection.execute(NOTE, [b"b"])
+
+    ledger = await handled(database, handler)
+    assert (ledger.acked, ledger.superseded) == (0, 1)
+    assert (notes(database), len(database.rows())) == ([], 1)
+
+
+# --- the lease
+
+
+async def test_the_lease_rests_while_the_transaction_is_open(database: Database) -> None:
+    """DESIGN 6: a handler of several lease lengths is not cancelled, and nothing is written to its row meanwhile."""
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        before = database.row()
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+            end = time.monotonic() + 2.0
+            while time.monotonic() < end:  # noqa: ASYNC110 -- it is time that is waited for
+                await trio.sleep(0.05)
+        assert database.row() == before
+
+    queue = database.broker().queue(database.table(), claim=Lease(0.6))
+    async with open_runtime(Subscription(queue, handler), grace=0.3) as runtime:
+        await until(lambda: runtime.ledger("jobs").acked, 15)
+        assert runtime.ledger("jobs").received == 1
+    assert (notes(database), database.rows()) == ([b"a"], [])
+
+
+async def test_an_extension_that_waits_for_the_file_does_not_keep_the_ack_waiting(database: Database) -> None:
+    """S-5.4: what was under way before the transaction began has ended by then."""
+    async with open_link(database.broker().queue(database.table())) as link, trio.open_nursery() as nursery:
+        (received,) = await link.receive(1)
+        with Foreigner(database):
+            nursery.start_soon(link.extend, [received])
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            nursery.start_soon(write, received.delivery)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+        await until(lambda: database_is_locked(database))
+        with trio.fail_after(3):
+            assert list(await link.settle(finish([received]))) == [None]
+    assert (notes(database), database.rows()) == ([b"a"], [])
+
+
+def database_is_locked(database: Database) -> bool:
+    with sqlite3.connect(database.path, timeout=0) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        return False
+
+
+async def test_a_lease_that_was_lost_before_it_began_is_found_out_by_the_ack(database: Database) -> None:
+    """S-8.3: 0 rows were touched: everything is rolled back, the row is as somebody else has left it."""
+    async with open_link(database.broker().queue(database.table())) as link:
+        (received,) = await link.receive(1)
+        database.run("UPDATE jobs SET attempt = 9")
+        await write(received.delivery)
+        (verdict,) = await link.settle(finish([received]))
+        assert isinstance(verdict, LeaseLost)
+        assert (notes(database), database.row()["attempt"]) == ([], 9)
+
+
+@pytest.mark.parametrize(
+    "trigger", ["SELECT RAISE(IGNORE)", "SELECT RAISE(ABORT, 'closed')", "SELECT RAISE(ROLLBACK, 'closed')"]
+)
+async def test_an_ack_that_the_table_refuses_gives_the_file_free(database: Database, trigger: str) -> None:
+    """DESIGN 6: it does not keep everybody waiting; the row comes back when its lease ends, and both are done then."""
+    database.run(f"CREATE TRIGGER no BEFORE DELETE ON jobs BEGIN {trigger}; END")
+    queue = database.broker().queue(database.table(), claim=Lease(0.6))
+    async with open_runtime(Subscription(queue, write), grace=0.3) as runtime:
+        await until(lambda: runtime.ledger("jobs").superseded, 15)
+        assert notes(database) == []
+        database.run("DROP TRIGGER no")
+        await until(lambda: runtime.ledger("jobs").acked, 15)
+    assert (notes(database), database.rows()) == ([b"a"], [])
+
+
+# --- one at a time
+
+
+@pytest.mark.parametrize(("concurrency", "limit"), [(2, None), (1, 2)])
+async def test_where_more_are_in_hand_there_is_none(database: Database, concurrency: int, limit: int | None) -> None:
+    """DESIGN 6: at concurrency 1 alone; the error says what to do."""
+    errors: list[Exception] = []
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        try:
+            await write(delivery)
+        except ValueError as error:
+            errors.append(error)
+
+    queue = database.broker().queue(database.table(), limit=limit)
+    async with open_runtime(Subscription(queue, handler, concurrency=concurrency)) as runtime:
+        await until(lambda: runtime.ledger("jobs").acked, 15)
+    assert "here 2 may be; give its subscription concurrency=1" in str(errors[0])
+
+
+async def test_a_batch_of_more_than_one_has_none(database: Database) -> None:
+    """S-6.4."""
+    errors: list[Exception] = []
+
+    async def handler(batch: list[Delivery[bytes]]) -> None:
+        try:
+            await write(batch[0])
+        except ValueError as error:
+            errors.append(error)
+
+    queue = database.broker().queue(database.table())
+    async with open_runtime(BatchSubscription(queue, handler, size=3, wait=0.1)) as runtime:
+        await until(lambda: runtime.ledger("jobs").acked, 15)
+    assert "here 3 may be" in str(errors[0])
+
+
+async def test_one_after_the_other_has_one(database: Database) -> None:
+    """S-8.5: each on a connection as if it were new."""
+    database.add(b"b", b"c")
+    found: list[Any] = []
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        async with transaction(delivery) as connection:
+            found.extend(await connection.execute("SELECT count(*) FROM temp.sqlite_master"))
+            await connection.execute("CREATE TEMP TABLE mine (a)")
+            await connection.execute(NOTE, [delivery.body])
+
+    async with open_runtime(Subscription(database.broker().queue(database.table()), handler)) as runtime:
+        await until(lambda: runtime.ledger("jobs").acked == 3, 15)
+    assert (notes(database), found) == ([b"a", b"b", b"c"], [(0,)] * 3)
+
+
+async def test_a_publish_of_the_handlers_own_would_wait_for_itself(database: Database) -> None:
+    """DESIGN 6: it is refused at once, in the block and behind it; another task's waits until it is over."""
+    broker = database.broker()
+    publisher = broker.publisher(database.table("dead"))
+    refused: list[Exception] = []
+    locked = trio.Event()
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        await publisher.publish(b"before")
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+            refused.append(await failed())
+        refused.append(await failed())
+        locked.set()
+        await trio.sleep(0.3)
+
+    async def failed() -> PublishNotAccepted:
+        with trio.fail_after(1), pytest.raises(PublishNotAccepted, match="the transaction of this very handler") as why:
+            await publisher.publish(b"within")
+        return why.value
+
+    source = broker.queue(database.table())
+    async with open_runtime(Subscription(source, handler)) as runtime:
+        await locked.wait()
+        await publisher.publish(b"beside")
+        await until(lambda: runtime.ledger("jobs").acked, 15)
+        await publisher.publish(b"behind")
+    assert len(refused) == 2
+    assert [row["payload"] for row in database.rows("dead")] == [b"before", b"beside", b"behind"]
+
+
+async def test_a_file_that_others_keep_locked_is_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-8.5: after the patience a clear error, which the policy answers; the lease is as it was."""
+    monkeypatch.setattr("links.sql.sqlite.lender.PATIENCE", 0.5)
+    async with open_link(database.broker().queue(database.table())) as link:
+        (received,) = await link.receive(1)
+        with (
+            Foreigner(database),
+            trio.fail_after(5),
+            pytest.raises(CallBroken, match="others have kept the file locked"),
+        ):
+            await write(received.delivery)
+        await write(received.delivery)
+        assert list(await link.settle(finish([received]))) == [None]
+    assert notes(database) == [b"a"]
+
+
+async def test_no_connection_outlives_its_delivery(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-8.5: whatever became of it, its file is closed."""
+    opened: list[SqliteConnection] = []
+    made = SqliteConnection._beside
+
+    def beside(connection: SqliteConnection) -> SqliteConnection:
+        opened.append(made(connection))
+        return opened[-1]
+
+    monkeypatch.setattr(SqliteConnection, "_beside", beside)
+    calls = 0
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome:
+        nonlocal calls
+        calls += 1
+        await write(delivery)
+        if calls == 3:
+            await trio.sleep_forever()
+        return Retry() if calls == 1 else Ack()
+
+    database.add(b"b")
+    source = database.broker().queue(database.table())
+    async with open_runtime(Subscription(source, handler), grace=0.1):
+        await until(lambda: calls == 3, 15)
+    assert len(opened) == 3
+    await until(lambda: all(each._connection is None for each in opened))
+    assert len(database.rows()) == 1
+
+
+# --- weather
+
+
+async def test_every_row_is_handled_and_written_once_whatever_is_cancelled(database: Database) -> None:
+    """S-8.1: row and note change together: in any weather each row has one note."""
+    dice = random.Random(7)  # noqa: S311 -- weather, not secrecy
+    database.run("DELETE FROM jobs")
+    bodies = [b"%03d" % number for number in range(60)]
+    database.add(*bodies)
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome:
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+            await trio.sleep(dice.uniform(0, 0.02))
+        if dice.random() < 0.2:
+            raise ValueError("bad luck")
+        return Retry() if dice.random() < 0.2 else Ack()
+
+    def both() -> list[bytes]:
+        return [
+            body for (body,) in database.run("SELECT body FROM notes UNION ALL SELECT payload FROM jobs ORDER BY 1")
+        ]
+
+    cancelled = 0
+    for _ in range(20):
+        queue = database.broker().queue(database.table(), claim=Lease(0.8))
+        with trio.move_on_after(dice.uniform(0.05, 0.4)) as scope:  # cancelled amid anything
+            async with open_runtime(Subscription(queue, handler, policy=Policy(on_error=Retry())), goodbye=2.0):
+                await trio.sleep_forever()
+        cancelled += scope.cancelled_caught
+        assert both() == bodies
+    queue = database.broker().queue(database.table(), claim=Lease(0.8))
+    async with open_runtime(Subscription(queue, handler, policy=Policy(on_error=Retry()))):
+        await until(lambda: not database.rows(), 30)
+    assert notes(database) == bodies
+    assert cancelled == 20
