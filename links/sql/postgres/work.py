@@ -97,7 +97,9 @@ class _Look(_Whole[Look]):
         job = self.job
         asked = job.table, job.group, job.claim
         names: dict[str, Any] = {
-            "subscription": job.subscription, "dead_letter": job.dead_letter, "connect": self._connect
+            "subscription": job.subscription,
+            "dead_letter": job.dead_letter,
+            "connect": self._connect,
         }
         form: PostgresLease | PostgresRowLock | PostgresAdvisory
         match job.claim:
