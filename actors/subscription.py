@@ -101,6 +101,7 @@ class Subscription(Generic[T]):
             positive("concurrency", concurrency),
             None if within is None else seconds("within", within, zero=False),
         )
+        source.limit(concurrency)  # which may refuse so many
 
 
 @attrs.frozen(init=False, eq=False)
@@ -189,6 +190,7 @@ class BatchSubscription(Generic[T]):
             positive("concurrency", concurrency),
             None if within is None else seconds("within", within, zero=False),
         )
+        source.limit(concurrency, size)  # which may refuse so many
 
 
 AnySubscription: TypeAlias = Subscription[Any] | BatchSubscription[Any]

@@ -211,7 +211,7 @@ class Source(ABC, Generic[R]):
 
     @abstractmethod
     def limit(self, concurrency: int, size: int = 1) -> int:
-        """How many deliveries may be unsettled at once: as the user said, else for so many handlers of `size` each."""
+        """How many may be unsettled at once, as said or for so many handlers of `size`; `ValueError` for too many."""
 
     @abstractmethod
     def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[Any]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -81,7 +82,9 @@ class SqliteHarness(Harness):
             database.execute("PRAGMA journal_mode=WAL")
 
     def table(self, name: str) -> Table[bytes]:
-        columns = {} if self.bare else {"attempt": "attempt", "retry_after": "due", "processed_at": "done"}
+        columns: dict[str, Any] = (
+            {} if self.bare else {"attempt": "attempt", "retry_after": "due", "processed_at": "done"}
+        )
         return Table(
             "queues" if self.grouped else name,
             id="id",

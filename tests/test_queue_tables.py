@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from links.sql import SqlBroker
+from links.sql import AdvisoryLock, SqlBroker
 from settlement import Policy
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import attached
@@ -30,7 +30,7 @@ def normal(sql: str) -> str:
 async def test_the_page_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
     """The Python block prints the first SQL block; its tables attach, with a dead letter, without a warning."""
     names: dict[str, Any] = {}
-    (program,), (sql, _) = blocks("python"), blocks("sql")
+    (program, _), (sql, _) = blocks("python"), blocks("sql")
     exec(program, names)  # noqa: S102 -- our own page
     assert normal(capsys.readouterr().out) == normal(sql)
     path = tmp_path / "q.db"
@@ -47,7 +47,7 @@ async def test_the_page_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[st
 async def test_the_page_is_true_of_postgresql(database: str, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
     """The second SQL block is what `ddl("postgresql")` gives, also a second time; a link attaches without a warning."""
     names: dict[str, Any] = {}
-    (program,), (_, sql) = blocks("python"), blocks("sql")
+    (program, _), (_, sql) = blocks("python"), blocks("sql")
     exec(program, names)  # noqa: S102 -- our own page
     capsys.readouterr()
     assert normal(names["ORDERS"].ddl("postgresql")) == normal(sql)
@@ -58,3 +58,23 @@ async def test_the_page_is_true_of_postgresql(database: str, capsys: pytest.Capt
     async with queue.broker.connect(), attached(queue, policy=Policy(max_attempts=3, dead_letter="dead_orders")):
         pass
     assert caplog.records == []
+
+
+@pytest.mark.sqlite
+async def test_the_fifo_table_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
+    """Its own ddl attaches without a warning; what the page says is refused is refused."""
+    names: dict[str, Any] = {}
+    for program in blocks("python"):
+        exec(program, names)  # noqa: S102 -- our own page
+    capsys.readouterr()
+    path = tmp_path / "q.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(names["LEDGERS"].ddl("sqlite"))
+    broker = SqlBroker(f"sqlite:///{path}")
+    async with broker.connect(), attached(broker.queue(names["LEDGERS"], group="alice")):
+        pass
+    assert caplog.records == []
+    with pytest.raises(ValueError, match="limit must be 1"):
+        broker.queue(names["LEDGERS"], group="alice", limit=2)
+    with pytest.raises(ValueError, match="put the group into the key"):
+        broker.queue(names["LEDGERS"], group="alice", claim=AdvisoryLock("alice"))

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from links.errors import ConnectionBroken
 from links.sql.jobs import Job
 from links.sql.table import Table
-from settlement.sql import ClaimForm
+from settlement.sql import AdvisoryLock, ClaimForm
 
-__all__ = ["Dialect", "SqlLife", "Writer", "dialect_of"]
+__all__ = ["Dialect", "SqlLife", "Writer", "dialect_of", "refuse_fifo"]
 
 _DIALECTS = {
     "sqlite": ("links.sql.sqlite.dialect", "SqliteDialect"),
@@ -122,6 +122,15 @@ class Dialect(Protocol):
     def is_one_with(self, other: Dialect) -> bool:
         """Are both the same database, by whatever names? May block: called in a thread."""
         ...
+
+
+def refuse_fifo(claim: ClaimForm | None, table: Table[Any]) -> None:
+    """Raise `ValueError` for advisory locks on a FIFO table: a lock of the group's would be the order already."""
+    if table.fifo and isinstance(claim, AdvisoryLock):
+        raise ValueError(
+            f"claim must be Lease(seconds) or RowLock() for the FIFO table {table.name!r}, not {claim!r}: leave fifo "
+            "out, and put the group into the key, such as AdvisoryLock('queue-{" + str(table.group) + "}')"
+        )
 
 
 def dialect_of(url: str) -> Dialect:

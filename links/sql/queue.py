@@ -53,6 +53,8 @@ class SqlQueue(Source[R]):
         self.lease = form.duration if isinstance(form, sql.Lease) else None
         self.settles = Settles.TOGETHER if self.lease is not None else Settles.ALONE
         self._limit = None if limit is None else positive("limit", limit)
+        if table.fifo and limit is not None:
+            self._refuse_more("limit", limit)
         self._poll_interval = poll_interval
         self._facts = sql.Facts(
             queue=self.name,
@@ -66,8 +68,21 @@ class SqlQueue(Source[R]):
         return f"<SqlQueue {self.name!r} on {self.broker.name}>"
 
     def limit(self, concurrency: int, size: int = 1) -> int:
-        """The limit that was given, else one row for each place of a handler."""
+        """The limit that was given, else one row for each place of a handler.
+
+        Raises `ValueError` for more than one row of a FIFO table: a group has one in work at a time.
+        """
+        if self.table.fifo:
+            self._refuse_more("concurrency", concurrency)
+            self._refuse_more("size", size)
         return self._limit or concurrency * size
+
+    def _refuse_more(self, what: str, count: int) -> None:
+        if count > 1:
+            raise ValueError(
+                f"{what} must be 1, not {count}: table {self.table.name!r} is FIFO, so its group {self.group!r} has "
+                "one row in work at a time; what may be worked on side by side belongs into several groups"
+            )
 
     def decide(self, outcome: Ending, delivery: Delivery[Any], policy: Policy) -> Plan[sql.Verb]:
         """`settlement.sql.decide` with this queue's facts."""
@@ -161,7 +176,7 @@ class SqlQueue(Source[R]):
         if self.lease is not None:
             leased = cast("LeaseForm", form)
             link: LeaseLink[R] = LeaseLink(
-                leased, life.queues, life.until_over, wakes, tell, goodbye=goodbye, limit=limit, **names
+                leased, life.queues, life.until_over, wakes, tell, goodbye=goodbye, limit=room[0], **names
             )
             try:
                 yield link

@@ -46,7 +46,7 @@ class Table(Generic[R]):
     None, the default of every role but `id`, says that the table has no such column.
 
     `ddl("sqlite")` is a table that fits. Raises `ValueError` for an empty name, a name such as "a.b.c", one column in
-    two roles, or a generated column that plays no role.
+    two roles, a generated column that plays no role, or fifo without a group.
 
     Attributes:
         name: `"table"` or `"schema.table"`; quoted wherever it is used.
@@ -68,6 +68,8 @@ class Table(Generic[R]):
         headers: A JSON object, in a text or JSON column: values are texts, or `{"base64": …}` where they are not UTF-8.
         generated: Columns that the database fills: left out of inserts. None of them by default; one may be given by
             its name alone.
+        fifo: Is each group consumed strictly in order, one row in work at a time over all processes? False by default.
+            It needs a group; every program that consumes the table must say the same.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Table(Generic[R]):
     locked_until: str | None
     headers: str | None
     generated: frozenset[str]
+    fifo: bool
 
     @overload
     def __init__(
@@ -99,6 +102,7 @@ class Table(Generic[R]):
         locked_until: str | None = None,
         headers: str | None = None,
         generated: Iterable[str] = (),
+        fifo: bool = False,
     ) -> None: ...
     @overload
     def __init__(
@@ -116,6 +120,7 @@ class Table(Generic[R]):
         locked_until: str | None = None,
         headers: str | None = None,
         generated: Iterable[str] = (),
+        fifo: bool = False,
     ) -> None: ...
     def __init__(
         self,
@@ -132,6 +137,7 @@ class Table(Generic[R]):
         locked_until: str | None = None,
         headers: str | None = None,
         generated: Iterable[str] = (),
+        fifo: bool = False,
     ) -> None:
         columns = frozenset([generated] if isinstance(generated, str) else generated)
         fill: Callable[..., None] = getattr(self, "__attrs_init__")  # noqa: B009 -- made by attrs, unknown to pyright
@@ -148,6 +154,7 @@ class Table(Generic[R]):
             locked_until,
             headers,
             columns,
+            fifo,
         )
 
     def __attrs_post_init__(self) -> None:
@@ -164,6 +171,8 @@ class Table(Generic[R]):
             played[column] = role
         if strangers := sorted(self.generated - played.keys()):
             raise ValueError(f"generated must name columns that play a role in {self.name!r}, not {strangers}")
+        if self.fifo and self.group is None:
+            raise ValueError(f"fifo must be False for {self.name!r}, which has no group column: name one by group=…")
 
     def ddl(self, dialect: str) -> str:
         """The table to create for these roles, as SQL text with its reasons: queue, index, dead-letter table.
@@ -176,12 +185,12 @@ class Table(Generic[R]):
         None.
         """
         if dialect == "postgresql":
-            return postgres_ddl(split(self.name), self.roles)
+            return postgres_ddl(split(self.name), self.roles, fifo=self.fifo)
         if dialect != "sqlite":
             raise ValueError(f"dialect must be 'sqlite' or 'postgresql', not {dialect!r}")
         if self.locked_until is None:
             raise ValueError(f"table {self.name!r} must have a locked_until column: SQLite has the lease form alone")
-        return sqlite_ddl(split(self.name), self.roles)
+        return sqlite_ddl(split(self.name), self.roles, fifo=self.fifo)
 
     def renamed(self, name: str) -> Table[R]:
         """Another table with the same columns, such as a dead-letter table."""

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.sqlite
 
 
 def minimal(name: str = "jobs", **roles: Any) -> Table[bytes]:
-    return Table(name, **{"id": "id", "payload": "payload", "locked_until": "locked_until", **roles})
+    given: dict[str, Any] = {"id": "id", "payload": "payload", "locked_until": "locked_until", **roles}
+    return Table(name, **given)
 
 
 # --- the file

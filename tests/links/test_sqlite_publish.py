@@ -31,7 +31,8 @@ pytestmark = pytest.mark.sqlite
 
 
 def minimal(name: str = "jobs", **roles: Any) -> Table[bytes]:
-    return Table(name, **{"id": "id", "payload": "payload", "locked_until": "locked_until", **roles})
+    given: dict[str, Any] = {"id": "id", "payload": "payload", "locked_until": "locked_until", **roles}
+    return Table(name, **given)
 
 
 async def publish(database: Database, table: Table[Any], body: bytes, **arguments: Any) -> None:

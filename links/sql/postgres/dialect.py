@@ -9,6 +9,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from links.errors import ConnectionBroken, LinkRefused
+from links.sql.dialect import refuse_fifo
 from links.sql.life import Life
 from links.sql.postgres.codes import is_refusal
 from links.sql.postgres.session import SESSION
@@ -93,8 +94,10 @@ class PostgresDialect:
     def form(self, claim: ClaimForm | None, table: Table[Any]) -> ClaimForm:
         """`Lease(…)` where the table has a locked_until column, `RowLock()` or `AdvisoryLock(…)` where it has none.
 
-        None: `Lease(30.0)` or `RowLock()`. Raises `ValueError` for one where the other fits.
+        None: `Lease(30.0)` or `RowLock()`. Raises `ValueError` for one where the other fits, and for what a FIFO table
+        cannot have: `AdvisoryLock(…)`, and another isolation level.
         """
+        refuse_fifo(claim, table)
         leases = table.locked_until is not None
         if claim is None:
             return Lease(30.0) if leases else RowLock()
@@ -102,6 +105,11 @@ class PostgresDialect:
             raise ValueError(f"table must have a locked_until column for Lease(…), and {table.name!r} has none")
         if isinstance(claim, RowLock) and claim.isolation == "read uncommitted":
             raise ValueError("RowLock(isolation) must be 'read committed' or more on PostgreSQL, which has no less")
+        if isinstance(claim, RowLock) and table.fifo and claim.isolation != "read committed":
+            raise ValueError(
+                f"RowLock(isolation) must be 'read committed' for {table.name!r}, which is FIFO: a claim looks at what "
+                "others have committed since its transaction began"
+            )
         if isinstance(claim, RowLock | AdvisoryLock) and leases:
             raise ValueError(
                 f"claim must be Lease(seconds), not {claim!r}, for a table with a locked_until column: {table.name!r} "

@@ -70,7 +70,7 @@ class HeldStatements(Rows):
 class RowLockStatements(HeldStatements):
     """Every text of the row-lock form for one table."""
 
-    events = ("look", "claim", "again", "finish", "put_back", "delay", "regroup")
+    events = ("guard", "look", "claim", "again", "finish", "put_back", "delay", "regroup")
     claim: str
     """Lock up to `room` due rows of `group`, but for those in `over`; gives what the claim of a lease gives."""
     again: str
@@ -80,7 +80,7 @@ class RowLockStatements(HeldStatements):
         super().__init__(table, schema)
         key, *rest = self.selected
         head = ", ".join((key, "NULL", self.counted, *rest))
-        self.claim = f"SELECT {head} {self.due('', f' {_LOCKED}')}"
+        self.claim = f"SELECT {head} {self.due(self.guarded, f' {_LOCKED}')}"
         self.again = f"SELECT {key} FROM {self.name} j {self.mine} AND {self.claimable} {_LOCKED}"
 
 

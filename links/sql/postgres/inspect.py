@@ -14,7 +14,7 @@ import psycopg
 from links.errors import LinkRefused
 from links.sql.postgres.codes import is_weather
 from links.sql.postgres.held_statements import AdvisoryStatements, RowLockStatements
-from links.sql.postgres.plans import unserved
+from links.sql.postgres.plans import unmarked, unserved
 from links.sql.postgres.schema import LONGEST, TIME, PostgresSchema, kind_of, read_schema
 from links.sql.postgres.statements import LeaseStatements, Rows
 from links.sql.postgres.trio_connection import TrioConnection
@@ -24,6 +24,8 @@ from settlement.sql import AdvisoryLock, ClaimForm, Lease, RowLock
 __all__ = ["PostgresLook", "inspect"]
 
 _COUNTING = ("int2", "int4", "int8")
+_ONE_SPELLING = ("name", "text", "varchar")
+"""Types that hold two texts as the same only where they are the same."""
 _DUE = f"{TIME} NOT NULL DEFAULT now()"
 
 
@@ -86,8 +88,12 @@ async def inspect(
     warnings = _warnings(table, schema)
     if dead_letter is not None:
         warnings += await _check_dead_letter(connection, table, (schema, texts), dead_letter, here)
-    if line := await unserved(connection, table, schema, texts, {"group": group}):
-        warnings.append(line)
+    for line in (
+        await unserved(connection, table, schema, texts, {"group": group}),
+        await unmarked(connection, table, schema),
+    ):
+        if line is not None:
+            warnings.append(line)
     return PostgresLook(schema, texts, [f"{here}: {line}" for line in warnings])
 
 
@@ -142,6 +148,11 @@ def _check_message(table: Table[Any], schema: PostgresSchema, here: str) -> None
         raise LinkRefused(
             f"{here}: column {table.group!r} (group) is {schema[table.group].type}; a group's name is a text: declare "
             "it text NOT NULL"
+        )
+    if table.fifo and schema[table.group or ""].type not in _ONE_SPELLING:
+        raise LinkRefused(
+            f"{here}: column {table.group!r} (group) is {schema[table.group or ''].type}, which takes several "
+            "spellings for one, and a FIFO group has one name for everybody; declare it text NOT NULL"
         )
 
 
@@ -206,7 +217,7 @@ async def _check_key(connection: TrioConnection, table: Table[Any], schema: Post
 
 _BOUND: dict[str, Any] = {
     "ids": [], "tokens": [], "attempts": [], "over": [], "group": None, "to": None, "lease": 1.0,
-    "room": 1, "wanted": 1, "id": None,
+    "room": 1, "wanted": 1, "id": None, "held": [],
 }  # fmt: skip
 
 

@@ -9,9 +9,10 @@ Cancellation, anywhere: the statement is cancelled on the server, and took effec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import psycopg
+import trio
 
 from links.sql.jobs import Passing
 from links.sql.postgres.codes import is_of_the_row, is_reshaped
@@ -24,6 +25,9 @@ from links.sql.rows import Row, Token
 from settlement.sql import Delay, Finish, MoveToGroup, PutBack, Verb, lease_of
 
 __all__ = ["PostgresLease"]
+
+_PAUSES: Final = (0.001, 0.002, 0.004, 0.008, 0.016)
+"""Seconds behind each try to get the guard of a FIFO group: another claim has it for the time of its statement."""
 
 
 class PostgresLease(Looked[LeaseStatements]):
@@ -58,7 +62,7 @@ class PostgresLease(Looked[LeaseStatements]):
                 found = await self._one_by_one(connection, values, passing)
             else:
                 try:
-                    found = await self.rows(connection, self.texts.claim, values)
+                    found = await self._found(connection, self.texts.claim, values)
                 except psycopg.Error as error:
                     if connection.closed or not (is_of_the_row(error) or is_reshaped(error)):
                         raise
@@ -77,7 +81,23 @@ class PostgresLease(Looked[LeaseStatements]):
 
     def _wanted(self, room: int, passing: Passing, taken: Sequence[Row] = ()) -> dict[str, Any]:
         over = [*passing.held, *passing.over, *passing.failed, *[row[0] for row in taken]]
-        return {"group": self.group, "lease": self.lease, "room": room, "over": over}
+        return {"group": self.group, "lease": self.lease, "room": room, "over": over, "held": [*passing.held]}
+
+    async def _found(self, connection: TrioConnection, claim: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """What a claim finds; of a FIFO group behind its guard, for which the claims of others are waited for a little.
+
+        Cancellation: amid a FIFO claim the connection is closed.
+        """
+        if not self.texts.guard:
+            return await self.rows(connection, claim, values)
+        for pause in _PAUSES:
+            async with connection.pipeline():  # up to its end it is one transaction
+                guard = await connection.execute(self.texts.guard.encode(), values)
+                claimed = await connection.execute(claim.encode(), values)
+            if await guard.fetchone() == (True,):
+                return await claimed.fetchall()
+            await trio.sleep(pause)
+        return []
 
     async def _one_by_one(
         self, connection: TrioConnection, values: dict[str, Any], passing: Passing
@@ -87,7 +107,7 @@ class PostgresLease(Looked[LeaseStatements]):
             if passing.enough:
                 break
             try:
-                found += await self.rows(connection, self.texts.claim_one, {**values, "id": key})
+                found += await self._found(connection, self.texts.claim_one, {**values, "id": key})
             except psycopg.Error as error:
                 if connection.closed or not is_of_the_row(error):
                     raise
@@ -119,18 +139,26 @@ class PostgresLease(Looked[LeaseStatements]):
 
     async def say_and_claim(
         self, connection: TrioConnection, verbs: Sequence[Verb], tokens: Sequence[Token], room: int, passing: Passing
-    ) -> tuple[set[int], list[Row]]:
+    ) -> tuple[set[int], list[Row] | None]:
         """As `say`, then as `claim`, by one message to the server and one transaction.
 
+        No rows but None: another claimer had the guard of the FIFO group, so nobody has looked behind what was said.
         Raises `psycopg.Error`: nothing was done.
         """
         text, values = self._saying(verbs, tokens)
+        wanted = self._wanted(room, passing)
+        guard = None
         async with connection.pipeline():
             said = await connection.execute(text.encode(), values)
-            claimed = await connection.execute(self.texts.claim.encode(), self._wanted(room, passing))
+            if self.texts.guard:
+                guard = await connection.execute(self.texts.guard.encode(), wanted)
+            claimed = await connection.execute(self.texts.claim.encode(), wanted)
+        touched = self._so(await said.fetchall())
+        if guard is not None and await guard.fetchone() != (True,):
+            return touched, None
         found = await claimed.fetchall()
         passing.complete = len(found) < room
-        return self._so(await said.fetchall()), await self._leased(connection, found, passing)
+        return touched, await self._leased(connection, found, passing)
 
     def _saying(self, verbs: Sequence[Verb], tokens: Sequence[Token]) -> tuple[str, dict[str, Any]]:
         verb = verbs[0]

@@ -5,6 +5,9 @@ A claim is one message to the server (BEGIN and a SELECT … FOR NO KEY UPDATE S
 sent by the simple protocol. A row is locked no more than it must be, so a handler may insert rows elsewhere that refer
 to it.
 
+Of a FIFO group a claim first takes the guard, an advisory lock that the transaction holds to its end: while it is held,
+the group has a row in work.
+
 A verb that fails goes back to the savepoint, and the claim lives on; one that fails at COMMIT (a deferred constraint)
 has ended it. Where a part of a batch is settled, that COMMIT frees the other rows too, and they are locked again by the
 same message: what somebody else has taken in between is lost.
@@ -60,7 +63,10 @@ class RowLockPin(PostgresPin[RowLockStatements]):
 
     def _claiming(self, connection: TrioConnection, passing: Passing, room: int) -> list[str]:
         values = {"group": self._form.group, "over": [*passing.over], "room": room}
-        return [self._form.begin, bound(connection, self._form.texts.claim, values)]
+        texts = self._form.texts
+        # each statement has a snapshot of its own, so what is claimed behind the guard was looked for behind it
+        guard = [bound(connection, texts.guard, values)] if texts.guard else []
+        return [self._form.begin, *guard, bound(connection, texts.claim, values)]
 
     async def _found(self, connection: TrioConnection, texts: Sequence[str], passing: Passing) -> Sequence[Row]:
         """Carry out these, of which the last one is a claim. Where it finds nothing the transaction is ended."""

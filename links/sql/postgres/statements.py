@@ -8,6 +8,10 @@ and is held by its token as before.
 The clock is the server's, as it is when the statement runs: `(SELECT clock_timestamp())` is read once, so that an index
 serves the comparison; `now()` would be that of BEGIN. A token is the expiry as a text in UTC, to the microsecond,
 whatever the session's time zone and date style.
+
+First in, first out (`Table.fifo`): a claim is two statements in one transaction, `guard` and then the claim, with a
+snapshot that was taken behind it. One from before could miss what another claimer has just committed, and the group
+would have two rows in work. Where the guard was not to be had the claim finds nothing.
 """
 
 # ruff: noqa: S608 -- identifiers are quoted, values are bound
@@ -24,6 +28,8 @@ __all__ = ["LeaseStatements", "Rows", "insert", "later"]
 
 _NOW = "(SELECT clock_timestamp())"
 _EXPIRY = "clock_timestamp() + make_interval(secs => %(lease)s)"
+_GUARD = "trio_settlement.guard"
+"""A setting of the transaction: has it got the guard of its group?"""
 
 
 def later(seconds: str) -> str:
@@ -46,6 +52,8 @@ class Rows:
         ids: The type of an array of ids.
         events: The names of its texts, to be tried when the table is looked at.
         delays: What may be bound as `seconds`.
+        guard: Have this transaction hold the group `group` of the table, unless another one does; gives whether. Empty
+            where the table is not FIFO.
     """
 
     events: tuple[str, ...] = ()
@@ -58,6 +66,8 @@ class Rows:
         self.name, self.id = quote_table(table.name), quote(table.id)
         self.kind = schema[table.id].array
         self.ids = f"{self.kind}[]"
+        self.guard = self._guard() if table.fifo else ""
+        self.guarded = f" AND current_setting('{_GUARD}', true) = 'true'" if table.fifo else ""
         self.look = f"SELECT {schema.key(table.id, 'j')} {self.due()}"
 
     @property
@@ -65,6 +75,22 @@ class Rows:
         """The columns that order the queue: priority and retry_after where they cannot be NULL, then the id."""
         ordering = (self.table.priority, self.table.retry_after)
         return (*(column for column in ordering if column and not self.schema[column].nullable), self.table.id)
+
+    def _guard(self) -> str:
+        """An advisory lock until the transaction's end; one row, so it is asked for once. The table by its number."""
+        name = self.name.replace("'", "''")
+        key = f"hashtextextended('{name}'::regclass::oid::text || ':' || %(group)s::text, 0)"
+        return f"SELECT set_config('{_GUARD}', pg_try_advisory_xact_lock({key})::text, true) = 'true'"
+
+    def unfinished(self, alias: str) -> str:
+        """The rows of the group that are not finished, as a condition."""
+        table = self.table
+        done = f" AND {alias}.{quote(table.processed_at)} IS NULL" if table.processed_at else ""
+        return f"{alias}.{quote(table.group or '')} = %(group)s{done}"
+
+    def ordered(self, alias: str) -> str:
+        """ORDER BY what orders the queue."""
+        return "ORDER BY " + ", ".join(f"{alias}.{quote(column)}" for column in self.order)
 
     @property
     def claimable(self) -> str:
@@ -85,10 +111,13 @@ class Rows:
         return " AND ".join(due) or "true"
 
     def due(self, more: str = "", end: str = "") -> str:
-        """FROM to LIMIT: the rows that a claim may have."""
+        """FROM to LIMIT: the rows that a claim may have; where the table is FIFO the head of the group, or nothing."""
+        which, order = self.claimable, f"{self.ordered('j')} "
+        if self.table.fifo:  # by its id: skipping a head that somebody has locked would give the row behind it
+            head = f"SELECT h.{self.id} FROM {self.name} h WHERE {self.unfinished('h')} {self.ordered('h')} LIMIT 1"
+            which, order = f"j.{self.id} = ({head}) AND {which}", ""  # it is one row
         over = f"NOT (j.{self.id} = ANY (%(over)s::{self.ids}))"
-        ordering = ", ".join(f"j.{quote(column)}" for column in self.order)
-        return f"FROM {self.name} j WHERE {self.claimable} AND {over}{more} ORDER BY {ordering} LIMIT %(room)s{end}"
+        return f"FROM {self.name} j WHERE {which} AND {over}{more} {order}LIMIT %(room)s{end}"
 
     @property
     def selected(self) -> list[str]:
@@ -121,10 +150,23 @@ class LeaseStatements(Rows):
     Tokens are bound as `ids`, `tokens`, `attempts`.
     """
 
-    events = ("look", "claim", "claim_one", "holds", "finish", "release", "give_back", "delay", "regroup", "extend")
+    events = (
+        "guard",
+        "look",
+        "claim",
+        "claim_one",
+        "holds",
+        "finish",
+        "release",
+        "give_back",
+        "delay",
+        "regroup",
+        "extend",
+    )
     delays: Any = []  # noqa: RUF012 -- never changed
     claim: str
-    """Lease up to `room` due rows but for those whose ids are in `over`; binds `group` and `lease`, seconds.
+    """Lease up to `room` due rows but for those whose ids are in `over`; binds `group` and `lease`, seconds, and, where
+    the table is FIFO, `held`, the ids that this process holds.
 
     Gives, in the queue's order, id, token (NULL: a trigger has ignored the lease), attempt after the claim, payload,
     headers, key; in row mode then every column, as it was before.
@@ -164,12 +206,14 @@ class LeaseStatements(Rows):
             back += f", {self._count} = j.{self._count} - 1"
         one = f" AND j.{self.id} = %(id)s::{self.kind}"
         self.claim, self.claim_one = self._claim(""), self._claim(one)
-        self.holds = f"SELECT g.n FROM {self.name} j JOIN {self._given} ON {self._mine}"
+        # where a lease is over another row of a FIFO group may be in work, so it is not ours to renew any more
+        ours = f" AND j.{self._lock} > clock_timestamp()" if table.fifo else ""
+        self.holds = f"SELECT g.n FROM {self.name} j JOIN {self._given} ON {self._mine}{ours}"
         self.release, self.give_back = self._update(free), self._update(back)
         self.finish = self._freed(free, table.processed_at, "clock_timestamp()") or self._delete()
         self.delay = self._freed(free, table.retry_after, later("held.seconds"))
         self.regroup = self._freed(free, table.group, "%(to)s")
-        self.extend = self._update(f"{self._lock} = {_EXPIRY}", so=self._leased)
+        self.extend = self._update(f"{self._lock} = {_EXPIRY}", so=self._leased, ours=ours)
         self.extended = (
             f"SELECT g.n, {_token(f'j.{self._lock}')} FROM {self.name} j JOIN {self._given} "
             f"ON {same} AND j.{self._lock} > clock_timestamp()"
@@ -182,8 +226,18 @@ class LeaseStatements(Rows):
         names = [f"d.c{number}" for number in range(len(columns))]
         count = f", {self._count} = COALESCE(j.{self._count}, 1) + 1" if self._count else ""
         after = f"j.{self._count}" if self._count else "NULL::bigint"
+        over = ""
+        if self.table.fifo:
+            # nothing while a row of the group is leased, by the row itself or by this process; one whose lease is over
+            # is locked, so that it is not being renewed right now
+            leased = f"FROM {self.name} w WHERE {self.unfinished('w')} AND w.{self._lock}"
+            over = (
+                f"over AS MATERIALIZED (SELECT w.{self.id} {leased} <= {_NOW} "
+                f"AND NOT (w.{self.id} = ANY (%(held)s::{self.ids})) FOR NO KEY UPDATE OF w SKIP LOCKED), "
+            )
+            more += f"{self.guarded} AND (SELECT count(*) {leased} IS NOT NULL) = (SELECT count(*) FROM over)"
         return (
-            f"WITH due AS MATERIALIZED (SELECT {', '.join(columns)} "
+            f"WITH {over}due AS MATERIALIZED (SELECT {', '.join(columns)} "
             f"{self.due(more, ' FOR NO KEY UPDATE OF j SKIP LOCKED')}), "
             "numbered AS MATERIALIZED (SELECT row_number() OVER () AS n, * FROM due), "
             f"leased AS (UPDATE {self.name} j SET {self._lock} = {_EXPIRY}{count} FROM numbered d "
@@ -197,17 +251,17 @@ class LeaseStatements(Rows):
         """The token that is stored now; NULL where a trigger has left none, or one that is over."""
         return f"CASE WHEN j.{self._lock} > clock_timestamp() THEN {_token(f'j.{self._lock}')} END"
 
-    def _held(self, how: str) -> str:
+    def _held(self, how: str, ours: str = "") -> str:
         return (
             f"WITH held AS MATERIALIZED (SELECT j.{self.id} AS id, g.n, g.seconds FROM {self.name} j "
-            f"JOIN {self._given} ON {self._mine} ORDER BY j.{self.id} FOR {how} OF j SKIP LOCKED)"
+            f"JOIN {self._given} ON {self._mine}{ours} ORDER BY j.{self.id} FOR {how} OF j SKIP LOCKED)"
         )
 
-    def _update(self, what: str, *, so: str = "") -> str:
+    def _update(self, what: str, *, so: str = "", ours: str = "") -> str:
         """`so`: what tells of the row that it has become so, for a trigger may leave it as it was."""
         return (
-            f"{self._held('NO KEY UPDATE')} UPDATE {self.name} j SET {what} FROM held WHERE j.{self.id} = held.id "
-            f"RETURNING held.n, {so or f'j.{self._lock} IS NULL'}"
+            f"{self._held('NO KEY UPDATE', ours)} UPDATE {self.name} j SET {what} FROM held "
+            f"WHERE j.{self.id} = held.id RETURNING held.n, {so or f'j.{self._lock} IS NULL'}"
         )
 
     def _freed(self, free: str, column: str | None, value: str) -> str:

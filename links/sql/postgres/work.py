@@ -235,6 +235,10 @@ class _Settle(_Each[Saying]):
         self.left.clear()
         places = self._settling.places
         claim.error, claim.room = None, places
+        if rows is None:
+            if places:
+                await _Claim(claim).run(connection)
+            return True
         claim.rows, surplus = rows[:places], rows[places:]
         if surplus:  # a verb that was not applied keeps its place
             await self.form.let_go(connection, [(row[0], row[1], row[2]) for row in surplus], counted=False)

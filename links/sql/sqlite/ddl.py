@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from links.sql.sqlite.times import DEFAULTS
 
-__all__ = ["ddl", "index", "plain"]
+__all__ = ["ddl", "in_work_index", "index", "plain"]
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYWORDS = """ABORT ACTION ADD AFTER ALL ALTER ALWAYS ANALYZE AND AS ASC ATTACH AUTOINCREMENT BEFORE BEGIN BETWEEN BY
@@ -58,7 +58,17 @@ def index(parts: Sequence[str], roles: Mapping[str, str], order: Sequence[str], 
     return f"{create} {name} ON {plain(table)} ({', '.join(map(plain, columns))}){where};"
 
 
-def ddl(parts: Sequence[str], roles: Mapping[str, str]) -> str:
+def in_work_index(parts: Sequence[str], roles: Mapping[str, str], *, new: bool = True) -> str:
+    """The CREATE INDEX by which a claim finds the rows of a group that are in work. Arguments as of `index`."""
+    *schema, table = parts
+    create = "CREATE INDEX" if new else "CREATE INDEX IF NOT EXISTS"
+    name = ".".join(map(plain, (*schema, f"{table}_in_work")))
+    return (
+        f"{create} {name} ON {plain(table)} ({plain(roles['group'])}) WHERE {plain(roles['locked_until'])} IS NOT NULL;"
+    )
+
+
+def ddl(parts: Sequence[str], roles: Mapping[str, str], *, fifo: bool = False) -> str:
     """CREATE TABLE, the same for its dead letters, and the index, each column with its reason; what is there stays."""
     *schema, table = parts
     ordering = [roles[role] for role in ("priority", "retry_after", "id") if role in roles]
@@ -69,6 +79,9 @@ def ddl(parts: Sequence[str], roles: Mapping[str, str]) -> str:
         if "processed_at" in roles:
             why += ";\n-- finished rows are not in it, so they cost a claim nothing"
         texts.append(f"{why}\n{index(parts, roles, ordering, new=False)}")
+    if fifo and "locked_until" in roles:
+        why = "-- first in, first out: a claim asks whether a row of its group is in work; it holds those rows alone"
+        texts.append(f"{why}\n{in_work_index(parts, roles, new=False)}")
     if "group" not in roles:
         why = "-- where dead letters move to: the same columns; it needs no index until it is a queue itself"
         texts.append(f"{why}\n{_create((*schema, f'dead_{table}'), roles)}")

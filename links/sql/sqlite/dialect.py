@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from links.sql.dialect import refuse_fifo
 from links.sql.life import Life
 from links.sql.sqlite.connection import SqliteConnection
 from links.sql.sqlite.schema import name_in_file
@@ -53,6 +54,7 @@ class SqliteDialect:
 
         Raises `ValueError` for another form: SQLite locks the whole file.
         """
+        refuse_fifo(claim, table)
         if claim is not None and not isinstance(claim, Lease):
             raise ValueError(
                 f"claim must be Lease(seconds), not {claim!r}: SQLite locks the whole file, so it has no other form"

@@ -13,7 +13,7 @@ import attrs
 
 from links.errors import LinkRefused
 from links.sql.sqlite.defaults import evaluate
-from links.sql.sqlite.plans import unserved
+from links.sql.sqlite.plans import unmarked, unserved
 from links.sql.sqlite.schema import SqliteSchema, explain, read_schema, where
 from links.sql.sqlite.statements import quote, quote_table
 from links.sql.sqlite.times import DEFAULTS, ENCODERS, FORMS, is_default, now, strange
@@ -181,7 +181,7 @@ def _check_unique(connection: sqlite3.Connection, table: Table[Any], here: str) 
 
 
 _BOUND = ("id", "token", "attempt", "now", "due", "finished", "expiry", "group", "room", "to")
-_EVENTS = ("claim", "take", "finish", "release", "give_back", "delay", "regroup", "extend", "delete")
+_EVENTS = ("claim", "leased", "take", "finish", "release", "give_back", "delay", "regroup", "extend", "delete")
 
 
 def _prepare(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema, here: str) -> None:
@@ -247,8 +247,7 @@ def _warnings(connection: sqlite3.Connection, table: Table[Any], schema: SqliteS
         text = f"SELECT 1 FROM {quote_table(table.name)} WHERE {quote(table.id)} IS NULL LIMIT 1"  # noqa: S608
         if connection.execute(text).fetchone():
             found.append(f"there are rows whose {table.id!r} (id) is NULL; they are never delivered, give them an id")
-    if line := unserved(connection, table, schema):
-        found.append(line)
+    found += [line for look in (unserved, unmarked) if (line := look(connection, table, schema))]
     return found
 
 

@@ -112,6 +112,8 @@ class SqliteLease:
         expiry: Any = None
         taken: list[Row] = []
         passing.complete = False
+        if self.texts.leased and self._in_work(connection, due, passing):
+            return []
         look = room
         while True:
             found = connection.execute(self.texts.claim, {**due, "room": look}).fetchall()
@@ -129,6 +131,11 @@ class SqliteLease:
                 return taken
             # those that were leased are not found again, those that are passed over may all stand in front
             look = min(2 * look, room - len(taken) + passing.size)
+
+    def _in_work(self, connection: sqlite3.Connection, due: dict[str, Any], passing: Passing) -> bool:
+        """Is a row of this FIFO group in work: leased, or held by this process, whose handler may still be at it?"""
+        rows = connection.execute(self.texts.leased, due).fetchall()
+        return any(lasts or key in passing.held for key, lasts in rows)
 
     def _take(
         self, connection: sqlite3.Connection, rows: list[Row], now: Any, expiry: Any, passing: Passing
@@ -315,18 +322,23 @@ class SqliteLease:
                 return found[0]
         return "of another id"
 
-    def holds(self, connection: sqlite3.Connection, token: Token) -> bool:
-        """Is the row still ours?"""
+    def holds(self, connection: sqlite3.Connection, token: Token, now: int | None = None) -> bool:
+        """Is the row still ours? `now`: for a renewal, so not where its lease is over and the table is FIFO."""
         self._again(connection)
         texts = self._odd_texts if isinstance(token[0], BadText) else self.texts
         values = {"id": token[0], "token": token[1], "attempt": token[2]}
+        if now is not None and self.table.fifo:
+            stored: tuple[Any, ...] | None = connection.execute(
+                texts.taken, values | {"now": self._lock(now)}
+            ).fetchone()
+            return stored == (token[1], token[2])
         return connection.execute(texts.holds, values).fetchone() is not None
 
     def extend(self, connection: sqlite3.Connection, now: int, token: Token) -> Token | None:
         """The token that now holds the row; None: the lease was lost."""
         self._again(connection)
         expiry = self._lock(later(now, self.lease))
-        if not self._touch(connection, "extend", token, expiry):
+        if not self._touch(connection, "extend", token, expiry, self._lock(now)):
             return None
         if self.schema.triggers:
             texts = self._odd_texts if isinstance(token[0], BadText) else self.texts
@@ -337,10 +349,12 @@ class SqliteLease:
     def let_go(self, connection: sqlite3.Connection, token: Token, *, counted: bool) -> bool:
         """Let the lease go; not `counted`: the attempt is what it was before the claim. False: it was lost."""
         self._again(connection)
-        return self._touch(connection, "release" if counted else "give_back", token, None)
+        return self._touch(connection, "release" if counted else "give_back", token)
 
-    def _touch(self, connection: sqlite3.Connection, event: str, token: Token, expiry: Any) -> bool:
+    def _touch(
+        self, connection: sqlite3.Connection, event: str, token: Token, expiry: Any = None, now: Any = None
+    ) -> bool:
         texts = self._odd_texts if isinstance(token[0], BadText) else self.texts
-        values = {"id": token[0], "token": token[1], "attempt": token[2], "expiry": expiry}
+        values = {"id": token[0], "token": token[1], "attempt": token[2], "expiry": expiry, "now": now}
         with self._whole(connection):
             return connection.execute(getattr(texts, event), values).rowcount > 0

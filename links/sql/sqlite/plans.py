@@ -6,12 +6,12 @@ import re
 import sqlite3
 from typing import Any
 
-from links.sql.sqlite.ddl import index
+from links.sql.sqlite.ddl import in_work_index, index
 from links.sql.sqlite.schema import SqliteSchema, explain, where
 from links.sql.sqlite.statements import quote
 from links.sql.table import Table, split
 
-__all__ = ["unserved"]
+__all__ = ["unmarked", "unserved"]
 
 
 def unserved(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema) -> str | None:
@@ -24,7 +24,11 @@ def unserved(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSc
         why = "reads and sorts every row that is due"
     elif table.group and table.group.lower() not in asked:
         why = "passes over the rows of other groups"
-    elif table.processed_at and table.processed_at.lower() not in asked and not _is_partial(connection, table, plan):
+    elif (
+        table.processed_at
+        and table.processed_at.lower() not in asked
+        and not _is_partial(connection, table, table.processed_at, plan)
+    ):
         why = "passes over the rows that are finished"
     else:
         return None
@@ -41,13 +45,26 @@ def _asked(plan: list[str]) -> set[str]:
     return {part.removesuffix("=?").lower() for part in parts if part.endswith("=?")}
 
 
-def _is_partial(connection: sqlite3.Connection, table: Table[Any], plan: list[str]) -> bool:
-    """Does the index that the plan names hold those rows alone that are not finished?"""
+def unmarked(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema) -> str | None:
+    """One line with the index to create, where a FIFO claim reads its whole group to see whether a row is in work."""
+    if not table.fifo or table.locked_until is None:
+        return None
+    plan = explain(connection, schema.statements(table).leased, {"now": 0, "group": 0}, "EXPLAIN QUERY PLAN")
+    if _is_partial(connection, table, table.locked_until, [str(row[3]) for row in plan]):
+        return None
+    return (
+        "a claim reads every row of its FIFO group to see whether one is in work, so it grows slow with the group; "
+        "create the index: " + in_work_index(split(table.name), table.roles)
+    )
+
+
+def _is_partial(connection: sqlite3.Connection, table: Table[Any], column: str, plan: list[str]) -> bool:
+    """Does the index that the plan names hold those rows alone that this column, NULL or not, is to tell?"""
     schema, name = where(table.name)
     for row in connection.execute(f"PRAGMA {quote(schema)}.index_list({quote(name)})").fetchall():
         if row[4] and any(re.search(rf"INDEX {re.escape(row[1])}( \(|$)", step) for step in plan):
             text = f"SELECT sql FROM {quote(schema)}.sqlite_master WHERE type = 'index' AND name = ?"  # noqa: S608
             (made,) = connection.execute(text, (row[1],)).fetchone()
             condition = re.split(r"\bWHERE\b", made, flags=re.IGNORECASE)[-1].lower()
-            return (table.processed_at or "").lower() in condition and "null" in condition
+            return column.lower() in condition and "null" in condition
     return False

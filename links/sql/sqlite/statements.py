@@ -43,6 +43,8 @@ class SqliteStatements:
 
     Gives id, attempt after the claim, payload, headers, key, and in row mode the whole row.
     """
+    leased: str
+    """Id of each row of the FIFO group that has a lease, and whether it lasts at `:now`."""
     take: str
     """Lease one of them until `:expiry`, its attempt being `:attempt`."""
     taken: str
@@ -92,6 +94,7 @@ class SqliteStatements:
             back += f", {attempt} = {attempt} - 1"
             count = f", {attempt} = :attempt"
         self.claim = self._claim()
+        self.leased = self._leased() if table.fifo else ""
         self.take = f"{update} = :expiry{count} {row}"
         counted = quote(table.attempt) if table.attempt else "NULL"
         self.taken = f"SELECT {self._lock}, {counted} FROM {self._name} {row} AND {self._lock} > :now"
@@ -99,7 +102,8 @@ class SqliteStatements:
         self.delete = f"DELETE FROM {self._name} {self._mine}"
         self.release = f"{free} {self._mine}"
         self.give_back = f"{back} {self._mine}"
-        self.extend = f"{update} = :expiry {self._mine}"
+        # where a lease is over another row of a FIFO group may be in work, so it is not ours to renew any more
+        self.extend = f"{update} = :expiry {self._mine}" + (f" AND {self._lock} > :now" if table.fifo else "")
         self.finish = self._freed(free, table.processed_at, ":finished") or self.delete
         self.delay = self._freed(free, table.retry_after, ":due")
         self.regroup = self._freed(free, table.group, ":to")
@@ -113,24 +117,31 @@ class SqliteStatements:
         ordering = (self.table.priority, self.table.retry_after)
         return (*(column for column in ordering if column and column not in self.nullable), self.table.id)
 
+    def _leased(self) -> str:
+        done = f" AND {quote(self.table.processed_at)} IS NULL" if self.table.processed_at else ""
+        return (
+            f"SELECT {self._id}, {self._lock} > :now FROM {self._name} "
+            f"WHERE {quote(self.table.group or '')} = :group{done} AND {self._lock} IS NOT NULL"
+        )
+
     def _claim(self) -> str:
+        """Where the table is FIFO it is the head of the group, or nothing."""
         table, key, lock = self.table, self._id, self._lock
+        group = [f"{quote(table.group)} = :group"] if table.group else []
         due: list[str] = []
-        if table.group:
-            due.append(f"{quote(table.group)} = :group")
         if table.retry_after:
             visible = f"{quote(table.retry_after)} <= :due"
             nullable = table.retry_after in self.nullable
             due.append(f"({quote(table.retry_after)} IS NULL OR {visible})" if nullable else visible)
-        if table.processed_at:
-            due.append(f"{quote(table.processed_at)} IS NULL")
-        due.append(f"({lock} IS NULL OR {lock} <= :now)")
-        if table.id in self.nullable:
-            due.append(f"{key} IS NOT NULL")
-        return (
-            f"SELECT {', '.join(self._selected())} FROM {self._name} WHERE {' AND '.join(due)} "
-            f"ORDER BY {', '.join(map(quote, self.order))} LIMIT :room"
-        )
+        unfinished = [f"{quote(table.processed_at)} IS NULL"] if table.processed_at else []
+        free = [f"({lock} IS NULL OR {lock} <= :now)"]
+        known = [f"{key} IS NOT NULL"] if table.id in self.nullable else []
+        select, order = f"SELECT {', '.join(self._selected())}", f"ORDER BY {', '.join(map(quote, self.order))}"
+        if table.fifo:
+            head = f"SELECT * FROM {self._name} WHERE {' AND '.join(group + unfinished + known)} {order} LIMIT 1"
+            return f"{select} FROM ({head}) WHERE {' AND '.join(due + free)} LIMIT :room"
+        where = " AND ".join(group + due + unfinished + free + known)
+        return f"{select} FROM {self._name} WHERE {where} {order} LIMIT :room"
 
     def _selected(self) -> list[str]:
         table = self.table

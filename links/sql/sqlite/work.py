@@ -230,7 +230,7 @@ class _Extend(_Each[Received[Any]]):
     def one(self, item: Received[Any], connection: sqlite3.Connection, now: int) -> None:
         self._failed.pop(item, None)
         token = self.form.extend(connection, now, item.token)
-        if token is None and self.form.holds(connection, item.token):
+        if token is None and self.form.holds(connection, item.token, now):
             raise Ignored("the lease was not extended: a trigger has ignored it")
         self._tokens[item] = token
 
