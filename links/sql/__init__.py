@@ -27,6 +27,8 @@ priority comes before retry_after. No index holds locked_until or attempt: every
 """
 
 from links.sql.broker import SqlBroker as SqlBroker
+from links.sql.inserting import insert as insert
+from links.sql.inserting import insert_statement as insert_statement
 from links.sql.publisher import SqlPublisher as SqlPublisher
 from links.sql.queue import SqlQueue as SqlQueue
 from links.sql.table import Table as Table

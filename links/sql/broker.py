@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import trio
@@ -12,6 +13,7 @@ from links.errors import LinkRefused
 from links.sql.database import Database
 from links.sql.dialect import SqlLife, dialect_of
 from links.sql.publisher import SqlPublisher
+from links.sql.purge import purge
 from links.sql.queue import SqlQueue
 from links.sql.table import Table
 from settlement.outcomes import seconds
@@ -117,3 +119,29 @@ class SqlBroker(Broker):
                 "call broker.table(table), or use publisher(table, group=…)"
             )
         return SqlPublisher(self._database, *routes[0])
+
+    async def purge(
+        self,
+        table: Table[Any],
+        *,
+        older_than: float | timedelta,
+        group: str | None = None,
+        dead_since: str | None = None,
+    ) -> int:
+        """Delete finished rows for good, 1,000 by a transaction, and say how many; the broker must be open.
+
+        `older_than`: seconds or a `timedelta`, 0 or more, since a row was finished (its processed_at), by the
+        database's clock. `group`: of this group alone; None: of all. Rows that are not finished, leased or locked stay.
+
+        Dead letters are not finished. They are deleted where `dead_since` names a time column of your own that says
+        since when each of them is one, such as `died_at timestamptz DEFAULT now()` of a dead-letter table, declared as
+        retry_after is: all rows of `table` (where it has groups, of `group`) whose time there is older, but for those
+        that are leased or locked.
+
+        Raises `ValueError` for a table without processed_at and no `dead_since`, a `dead_since` that plays a role or is
+        said of all groups, and a group where the table has none; `LinkRefused` where table or columns are not such;
+        `CallBroken` where the database refuses a deletion; `LinkBroken` where the connection broke; `NotConnected`.
+
+        Cancellation: what was deleted is deleted.
+        """
+        return await purge(self._database, table, older_than, group=group, dead_since=dead_since)

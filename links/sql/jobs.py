@@ -33,6 +33,7 @@ __all__ = [
     "Passing",
     "Pin",
     "PinForm",
+    "Purge",
     "Release",
     "Saying",
     "Settled",
@@ -354,7 +355,7 @@ class Release(Each[Received[Any]]):
 
 
 class Insert(Job):
-    """Insert letters, all or none, each with its id or None; `once`: not where the id is there already."""
+    """Insert letters, all or none, each with its id or None; `once`: one, and not where its id is there already."""
 
     def __init__(
         self,
@@ -375,3 +376,29 @@ class Insert(Job):
     def which(self) -> str:
         """The letter that it was at, where there is more than one."""
         return f", letter {self.number} of {len(self.letters)}" if self.number else ""
+
+
+class Purge(Job):
+    """Delete up to `room` rows whose time in the column `by` is older than `age` seconds, from the id `after` on.
+
+    But for those that are held, and, unless `unfinished`, for those that are not finished.
+    """
+
+    def __init__(
+        self,
+        table: Table[Any],
+        group: str | None,
+        by: str,
+        age: float,
+        *,
+        unfinished: bool,
+        room: int,
+        after: Any,
+        patience: float,
+    ) -> None:
+        super().__init__(patience)
+        self.table, self.group, self.by, self.age, self.unfinished = table, group, by, age, unfinished
+        self.room, self.after = room, after
+        self.found = self.deleted = 0
+        self.last: Any = None
+        """The id of the last one that was found."""

@@ -7,15 +7,64 @@ and may not be NULL gets one here: an id that is a text (a random one), retry_af
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypeAlias
+
+import attrs
 
 from links.errors import PublishNotAccepted
 from links.sql.headers import dump, load_row
 from links.sql.table import Table
 from settlement.delivery import Letter
+from settlement.outcomes import seconds
 
-__all__ = ["Column", "Columns", "row_of"]
+__all__ = ["Column", "Columns", "DueLetter", "When", "dated", "moment", "row_of", "span"]
+
+When: TypeAlias = float | datetime
+"""So many seconds from now by the database's clock, or an instant."""
+
+
+def span(name: str, value: object) -> float:
+    """Seconds of a number or a `timedelta`. Raises `ValueError` that names the argument and its range."""
+    return seconds(name, value.total_seconds() if isinstance(value, timedelta) else value)
+
+
+def moment(delay: float | timedelta | None, due: datetime | None) -> When | None:
+    """When a letter is due; None: at once. Raises `ValueError` for both, and for a `due` without a time zone."""
+    if due is None:
+        return None if delay is None else span("delay", delay)
+    if delay is not None:
+        raise ValueError("delay or due must be None: a letter is due once")
+    if not isinstance(due, datetime) or due.utcoffset() is None:
+        raise ValueError(f"due must be a datetime with a time zone, such as datetime.now(UTC), not {due!r}")
+    return due
+
+
+@attrs.frozen(eq=False)
+class DueLetter(Letter):
+    """A letter that is due at an instant.
+
+    Attributes:
+        body: As of every letter, and so what follows.
+        headers: None by default.
+        key: None by default.
+        deliver_after: None.
+        original: None.
+        due: With a time zone; in the past it is due now. None by default: at once.
+    """
+
+    due: datetime | None = None
+
+
+def dated(
+    body: bytes, headers: Mapping[str, bytes], key: str | None, delay: float | timedelta | None, due: datetime | None
+) -> Letter:
+    """A letter, due then. Raises `ValueError` as `moment`."""
+    when = moment(delay, due)
+    if isinstance(when, datetime):
+        return DueLetter(body, headers, key, due=when)
+    return Letter(body, headers, key, when)
 
 
 class Column(Protocol):
@@ -56,12 +105,12 @@ def row_of(
     key: Any,
     *,
     group: str | None,
-    due: Callable[[str, float], Any],
+    due: Callable[[str, When], Any],
     fills: str,
 ) -> dict[str, Any]:
     """The columns that are written, each with its value.
 
-    `due(column, seconds)`: the value of a time column, so many seconds from now. `fills`: how a key is declared that
+    `due(column, when)`: the value of a time column. `fills`: how a key is declared that
     the database fills, for the error. Raises `PublishNotAccepted` where the table cannot hold the letter.
     """
     strangers = [column for column in table.roles.values() if column not in columns]
@@ -74,9 +123,10 @@ def row_of(
         row[_column(table, "headers", "headers")] = dump(letter.headers)
     if letter.key is not None:
         row[_column(table, "partition_key", "a key")] = letter.key
-    if letter.deliver_after is not None:
+    when = letter.due if isinstance(letter, DueLetter) else letter.deliver_after
+    if when is not None:
         column = _column(table, "retry_after", "a delay")
-        row[column] = due(column, letter.deliver_after)
+        row[column] = due(column, when)
     for column in table.generated:
         row.pop(column, None)
     if key is not None:
@@ -123,4 +173,9 @@ def _column(table: Table[Any], role: str, what: str) -> str:
     column: str | None = getattr(table, role)
     if column is None:
         raise PublishNotAccepted(f"table {table.name!r} cannot hold {what}: it has no {role} column")
+    if column in table.generated:
+        raise PublishNotAccepted(
+            f"table {table.name!r} cannot hold {what}: column {column!r} ({role}) is in generated=(…), so it is left "
+            "out of inserts"
+        )
     return column

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from links.abc import Publisher
 from links.errors import CallBroken, ConnectionBroken, LinkBroken, PublishNotAccepted
 from links.sql.database import Database
 from links.sql.jobs import Insert
+from links.sql.letters import dated
 from links.sql.patience import PATIENCE
 from links.sql.table import Table
 from settlement.delivery import NO_HEADERS, Letter, check_letter
@@ -26,6 +28,26 @@ class SqlPublisher(Publisher):
 
     def __repr__(self) -> str:
         return f"<SqlPublisher to {self.name!r} on {self.broker.name}>"
+
+    async def publish(
+        self,
+        body: bytes,
+        headers: Mapping[str, bytes] = NO_HEADERS,
+        *,
+        key: str | None = None,
+        delay: float | timedelta | None = None,
+        due: datetime | None = None,
+    ) -> None:
+        """Insert one row and commit it, as `send`; not visible before it is due.
+
+        `delay`: seconds or a `timedelta`, 0 or more, by the database's clock. `due`: an instant, a `datetime` with a
+        time zone; one that has passed is due now. Both need a retry_after column (`PublishNotAccepted` without one).
+        Raises `ValueError`, with nothing written, for both of them, another delay, or a `due` without a time zone;
+        else as `send`.
+
+        Cancellation: as `send`.
+        """
+        await self.send(dated(body, headers, key, delay, due))
 
     async def send(self, letter: Letter) -> None:
         """Insert one row and commit it; wakes this broker's queue on the same table and group.
@@ -47,17 +69,21 @@ class SqlPublisher(Publisher):
         headers: Mapping[str, bytes] = NO_HEADERS,
         *,
         key: str | None = None,
+        delay: float | timedelta | None = None,
+        due: datetime | None = None,
     ) -> bool:
-        """Publish under an id of your own; False, with nothing written, where a row has that id. Raises as `send`.
+        """Publish under an id of your own; False, with nothing written, where a row has that id. Raises as `publish`.
 
         A row that was finished by deletion is no longer there, so only a table with processed_at remembers for ever.
 
         Cancellation: as `send`; publish again, under the same id.
         """
-        return await self._insert([(id, Letter(body, headers, key))], once=True) > 0
+        return await self._insert([(id, dated(body, headers, key, delay, due))], once=True) > 0
 
     async def publish_many(self, letters: Sequence[Letter | bytes]) -> None:
         """Publish all in one transaction, or none. Raises as `send`, saying which of the letters was not accepted.
+
+        A letter is delayed by its own `deliver_after`, seconds.
 
         Cancellation: all were inserted or none.
         """

@@ -1,5 +1,6 @@
 """Publishing on a real SQLite file: what publishing writes."""
 
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -108,6 +109,36 @@ async def test_a_letter_may_be_due_later(times: str, tmp_path: Path) -> None:
         with pytest.raises(PublishNotAccepted, match="cannot hold a delay: it has no retry_after column"):
             await broker.publisher(database.table(retry_after=None)).send(Letter(b"x", deliver_after=50.0))
     assert near(seconds(database.row()["retry_after"]), before + 50)
+
+
+@pytest.mark.parametrize("times", TIMES)
+async def test_a_letter_is_due_when_it_is_said(times: str, tmp_path: Path) -> None:
+    """A delay in seconds or as a `timedelta`, an instant in any time zone; one that has passed is due now."""
+    database = Database(tmp_path / "q.db", times).create()
+    broker = database.broker()
+    instant = datetime(2031, 5, 6, 7, 8, 9, 125000, timezone(timedelta(hours=-7, minutes=-30)))
+    before = now()
+    async with broker.connect():
+        publisher = broker.publisher(database.table())
+        await publisher.publish(b"float", delay=50.0)
+        await publisher.publish(b"timedelta", {"a": b"b"}, key="k", delay=timedelta(minutes=2))
+        await publisher.publish(b"due", due=instant)
+        await publisher.publish(b"past", due=datetime.min.replace(tzinfo=UTC))
+        await publisher.publish(b"far", due=datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))))
+        assert await publisher.publish_once(9, b"once", due=instant)
+        assert not await publisher.publish_once(9, b"once", delay=0.0)
+        for wrong in ({"delay": 1.0, "due": instant}, {"due": datetime(2031, 1, 1)}, {"delay": -1.0}):  # noqa: DTZ001
+            with pytest.raises(ValueError, match=r"delay|due"):
+                await publisher.publish(b"x", **wrong)  # type: ignore[arg-type]
+        with pytest.raises(PublishNotAccepted, match="cannot hold a delay"):
+            await broker.publisher(database.table(retry_after=None)).publish(b"x", due=instant)
+    due = {row["payload"]: seconds(row["retry_after"]) for row in database.rows()}
+    assert near(due[b"float"], before + 50)
+    assert near(due[b"timedelta"], before + 120)
+    assert due[b"due"] == due[b"once"] == instant.timestamp()
+    assert sorted(due) == [b"due", b"far", b"float", b"once", b"past", b"timedelta"]
+    async with open_link(database.broker().queue(database.table())) as link:
+        assert bodies(await link.receive(9)) == [b"past"]
 
 
 async def test_what_the_table_cannot_hold_is_not_accepted(tmp_path: Path) -> None:

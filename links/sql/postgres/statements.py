@@ -18,7 +18,8 @@ would have two rows in work. Where the guard was not to be had the claim finds n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from links.sql.postgres.schema import PostgresSchema, quote, quote_table
@@ -26,6 +27,7 @@ from links.sql.table import Table
 
 __all__ = ["LeaseStatements", "Rows", "insert", "later"]
 
+_NONE: Mapping[str, str] = MappingProxyType({})
 _NOW = "(SELECT clock_timestamp())"
 _EXPIRY = "clock_timestamp() + make_interval(secs => %(lease)s)"
 _GUARD = "trio_settlement.guard"
@@ -281,14 +283,22 @@ class LeaseStatements(Rows):
         return self._moved(f"{self._held('UPDATE')}, gone AS ({gone})", to, columns)
 
 
-def insert(table: str, values: Sequence[tuple[str, str]], *, once: str | None = None) -> str:
-    """Insert a row: each column with its expression; `once`: do nothing where that column has the value already."""
+def insert(
+    table: str, values: Sequence[tuple[str, str]], *, once: str | None = None, arrays: Mapping[str, str] = _NONE
+) -> str:
+    """Insert a row: each column with its expression; `once`: do nothing where that column has the value already.
+
+    `arrays`: a row for each of their elements, in their order; by name, each as it is bound. An expression calls the
+    element `g.` and that name.
+    """
     name = quote_table(table)
     if not values:
         return f"INSERT INTO {name} DEFAULT VALUES"
     columns = ", ".join(quote(column) for column, _ in values)
+    expressions = ", ".join(expression for _, expression in values)
+    rows = f"VALUES ({expressions})"
+    if arrays:
+        given, names = ", ".join(arrays.values()), ", ".join(arrays)
+        rows = f"SELECT {expressions} FROM unnest({given}) WITH ORDINALITY AS g({names}, n) ORDER BY g.n"
     end = f" ON CONFLICT ({quote(once)}) DO NOTHING" if once else ""
-    return (
-        f"INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE "
-        f"VALUES ({', '.join(expression for _, expression in values)}){end}"
-    )
+    return f"INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE {rows}{end}"

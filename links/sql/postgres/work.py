@@ -18,13 +18,14 @@ import psycopg
 
 from links.abc import Received
 from links.errors import CallBroken, ConnectionBroken, LeaseLost, LinkError, SettlementUnknown
-from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Release, Saying, Settling
+from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Purge, Release, Saying, Settling
 from links.sql.postgres.advisory import PostgresAdvisory
 from links.sql.postgres.codes import is_again, is_reshaped
 from links.sql.postgres.insert import PostgresInserter
 from links.sql.postgres.lease import PostgresLease
 from links.sql.postgres.looked import Ignored
 from links.sql.postgres.pin import Connect
+from links.sql.postgres.purge import purge
 from links.sql.postgres.row_lock import PostgresRowLock
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.table import Table
@@ -328,16 +329,17 @@ class _Insert(_Whole[Insert]):
             key, letter = job.letters[0]
             job.inserted = int(await self._inserter.insert(connection, letter, key, once=job.once))
             return
-        async with connection.transaction():
-            for key, letter in job.letters:
-                job.number += 1
-                job.inserted += await self._inserter.insert(connection, letter, key, once=job.once)
-        job.number = 0
+        await self._inserter.insert_all(connection, job)
 
     def lost(self, error: ConnectionBroken) -> bool:
         """It may be there or not, and is not sent again."""
         self.fail(error)
         return False
+
+
+class _Purge(_Whole[Purge]):
+    async def work(self, connection: TrioConnection) -> None:
+        await purge(connection, self.job)
 
 
 def _form(job: Claim | Each[Any]) -> PostgresLease:
@@ -371,4 +373,6 @@ class PostgresWork:
             return _Insert(job, inserter)
         if isinstance(job, Look):
             return _Look(job, self._connect)
+        if isinstance(job, Purge):
+            return _Purge(job)
         return _EACH[type(job)](job)

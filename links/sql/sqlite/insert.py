@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 
 from links.errors import PublishNotAccepted
-from links.sql.letters import row_of
+from links.sql.letters import When, row_of
 from links.sql.sqlite.lease import Ignored
 from links.sql.sqlite.schema import SqliteSchema, read_schema, schema_version, undone
 from links.sql.sqlite.statements import insert, quote, quote_table
-from links.sql.sqlite.times import later
+from links.sql.sqlite.times import micros
 from links.sql.table import Table
 from settlement.delivery import Letter
 
@@ -69,8 +69,8 @@ class SqliteInserter:
         return connection.execute(text, (key,)).fetchone() is not None
 
     def _row(self, schema: SqliteSchema, now: int, letter: Letter, key: Any) -> dict[str, Any]:
-        def due(column: str, seconds: float) -> Any:
-            return schema.encoder(column)(later(now, seconds) if seconds else now)
+        def due(column: str, when: When) -> Any:
+            return schema.encoder(column)(micros(when, now))
 
         declared = "INTEGER PRIMARY KEY AUTOINCREMENT"
         return row_of(self.table, schema, letter, key, group=self.group, due=due, fills=declared)

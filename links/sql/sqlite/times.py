@@ -18,7 +18,19 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
-__all__ = ["DEFAULTS", "ENCODERS", "FORMS", "LAST", "Encoder", "Stamp", "is_default", "later", "now", "strange"]
+__all__ = [
+    "DEFAULTS",
+    "ENCODERS",
+    "FORMS",
+    "LAST",
+    "Encoder",
+    "Stamp",
+    "is_default",
+    "later",
+    "micros",
+    "now",
+    "strange",
+]
 
 Stamp: TypeAlias = float | int | str
 Encoder: TypeAlias = Callable[[int], Stamp]
@@ -42,6 +54,13 @@ def now() -> int:
 def later(now: int, seconds: float) -> int:
     """`seconds` after `now`, never early, at most the end of year 9999."""
     return min(now + math.ceil(min(seconds, 1e12) * 1e6), LAST)
+
+
+def micros(when: float | datetime, now: int) -> int:
+    """So many seconds after `now`, or that instant, which has a time zone; one before 1980 is written as 1980."""
+    if isinstance(when, datetime):
+        return min(max((when - _EPOCH) // timedelta(microseconds=1), _FIRST), LAST)
+    return later(now, when) if when else now
 
 
 def _real(micros: int) -> float:

@@ -12,11 +12,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from links.abc import Received
 from links.errors import LeaseLost, LinkError, PublishNotAccepted
-from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Release, Saying, Settling
+from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Purge, Release, Saying, Settling
 from links.sql.sqlite.codes import BINDING, is_busy, is_fatal
 from links.sql.sqlite.insert import SqliteInserter
 from links.sql.sqlite.lease import Ignored, SqliteLease
 from links.sql.sqlite.lender import Beside
+from links.sql.sqlite.purge import purge
 from links.sql.table import Table
 from settlement.sql import Finish, lease_of
 
@@ -274,6 +275,11 @@ class _Insert(_Whole[Insert]):
         connection.execute("RELEASE letters")
 
 
+class _Purge(_Whole[Purge]):
+    def work(self, connection: sqlite3.Connection, now: int) -> None:
+        purge(connection, now, self.job)
+
+
 def _form(job: Claim | Each[Any]) -> SqliteLease:
     form = job.form
     assert isinstance(form, SqliteLease), "made by a Look on this dialect"  # noqa: S101 -- an invariant of ours
@@ -285,6 +291,7 @@ _EACH: Mapping[type[Job], Callable[[Any], Work]] = {
     Settling: _Settle,
     Extend: _Extend,
     Release: _Release,
+    Purge: _Purge,
 }
 
 
