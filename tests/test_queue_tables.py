@@ -1,19 +1,26 @@
-"""docs/queue-tables.md: its program runs, its SQL is what `Table.ddl` gives, and a link attaches without a word."""
+"""docs/queue-tables.md: its programs run, its SQL is what `Table.ddl` gives, and a link attaches without a word."""
 
 from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+import sqlalchemy
+import sqlalchemy.orm
+import trio
 
 from links.sql import AdvisoryLock, SqlBroker
 from settlement import Policy
+from settlement.sql import Finish, MoveToTable
 from tests.links.postgres_tables import PostgresTables
-from tests.links.sqlite_kit import attached
+from tests.links.sqlite_kit import attached, say
 
 PAGE = (Path(__file__).parent.parent / "docs" / "queue-tables.md").read_text()
 
@@ -30,7 +37,7 @@ def normal(sql: str) -> str:
 async def test_the_page_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
     """The Python block prints the first SQL block; its tables attach, with a dead letter, without a warning."""
     names: dict[str, Any] = {}
-    (program, _), (sql, _) = blocks("python"), blocks("sql")
+    (program, *_), (sql, _) = blocks("python"), blocks("sql")
     exec(program, names)  # noqa: S102 -- our own page
     assert normal(capsys.readouterr().out) == normal(sql)
     path = tmp_path / "q.db"
@@ -47,7 +54,7 @@ async def test_the_page_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[st
 async def test_the_page_is_true_of_postgresql(database: str, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
     """The second SQL block is what `ddl("postgresql")` gives, also a second time; a link attaches without a warning."""
     names: dict[str, Any] = {}
-    (program, _), (_, sql) = blocks("python"), blocks("sql")
+    (program, *_), (_, sql) = blocks("python"), blocks("sql")
     exec(program, names)  # noqa: S102 -- our own page
     capsys.readouterr()
     assert normal(names["ORDERS"].ddl("postgresql")) == normal(sql)
@@ -78,3 +85,79 @@ async def test_the_fifo_table_of_the_page(tmp_path: Path, capsys: pytest.Capture
         broker.queue(names["LEDGERS"], group="alice", limit=2)
     with pytest.raises(ValueError, match="put the group into the key"):
         broker.queue(names["LEDGERS"], group="alice", claim=AdvisoryLock("alice"))
+
+
+async def publishing(broker: SqlBroker, connection: Any, rows: Callable[[str], list[dict[str, Any]]]) -> None:
+    """Run what the page says of publishing, on tables that are there; `customers` is the user's own."""
+    names: dict[str, Any] = {}
+    for program in blocks("python"):
+        exec(program, names)  # noqa: S102 -- our own page
+    async with broker.connect():
+        await names["publish"](broker)
+        names["register"](connection, "Ada")
+        assert "welcome, Ada" not in str(rows("orders"))
+        connection.commit()
+        found = rows("orders")
+        assert sorted(bytes(row["body"]) for row in found) == [
+            b"all",
+            b"at an instant",
+            b"in a minute",
+            b"now",
+            b"or none",
+            b"under an id of yours",
+            b"welcome, Ada",
+        ]
+        assert len(rows("customers")) == 1
+        queue = broker.queue(names["ORDERS"])
+        async with attached(queue, policy=Policy(max_attempts=3, dead_letter="dead_orders")) as link:
+            received = await link.receive(2)
+            assert await link.settle([say(received[0], Finish()), say(received[1], MoveToTable("dead_orders"))]) == [
+                None,
+                None,
+            ]
+        assert len(rows("dead_orders")) == 1
+        names.update(timedelta=lambda **_: timedelta(0))  # a week and a season have gone by
+        await trio.sleep(0.01)
+        assert await names["clean_up"](broker) == 2
+    assert (len(rows("orders")), rows("dead_orders")) == (5, [])
+
+
+@pytest.mark.sqlite
+async def test_publishing_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On SQLite, with the dead-letter table's own column in the form of its times."""
+    now = "REAL NOT NULL DEFAULT (julianday('now') * 86400.0 - 210866760000.0)"
+    path = tmp_path / "q.db"
+    sql, dead = blocks("sql")[0].split("CREATE TABLE IF NOT EXISTS dead_orders (")
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(f"{sql} CREATE TABLE dead_orders (died_at {now}, {dead} CREATE TABLE customers (name)")
+
+        def rows(table: str) -> list[dict[str, Any]]:
+            with closing(sqlite3.connect(path)) as other:
+                other.row_factory = sqlite3.Row
+                return [dict(row) for row in other.execute(f"SELECT * FROM {table}")]  # noqa: S608
+
+        await publishing(SqlBroker(f"sqlite:///{path}"), database, rows)
+    capsys.readouterr()
+
+
+@pytest.mark.postgres
+@pytest.mark.servers
+async def test_publishing_is_true_of_postgresql(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a SQLAlchemy session inserts as the page says."""
+    tables = PostgresTables(database)
+    tables.run(blocks("sql")[1])
+    tables.run("ALTER TABLE dead_orders ADD COLUMN died_at timestamptz NOT NULL DEFAULT now()")
+    tables.run("CREATE TABLE customers (id serial PRIMARY KEY, name text)")
+    with psycopg.connect(database) as connection:
+        await publishing(tables.broker(), connection, tables.rows)
+    names: dict[str, Any] = {}
+    for program in blocks("python"):
+        exec(program, names)  # noqa: S102 -- our own page
+    engine = sqlalchemy.create_engine(database.replace("postgresql://", "postgresql+psycopg://"))
+    try:
+        with sqlalchemy.orm.Session(engine) as session, session.begin():
+            names["register_by_session"](session)
+    finally:
+        engine.dispose()
+    assert b"by a session" in [row["body"] for row in tables.rows("orders")]
+    capsys.readouterr()

@@ -90,7 +90,7 @@ async def test_a_delay_that_the_table_cannot_hold_is_not_accepted(roles: dict[st
         publisher = broker.publisher(tables.table(**roles))
         for when in ({"delay": 1.0}, {"due": datetime(2031, 1, 1, tzinfo=UTC)}):
             with pytest.raises(PublishNotAccepted, match="cannot hold a delay"):
-                await publisher.publish(b"x", **when)  # type: ignore[arg-type]
+                await publisher.publish(b"x", **when)
         with pytest.raises(PublishNotAccepted, match=r"letter 2 of 2: .*cannot hold a delay"):
             await publisher.publish_many([b"x", Letter(b"y", deliver_after=1.0)])
     assert tables.rows() == []

@@ -18,6 +18,7 @@ import sqlalchemy
 import sqlalchemy.orm
 import trio
 from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
 
 from actors import Subscription, open_runtime
 from links.errors import PublishNotAccepted
@@ -42,8 +43,8 @@ def odd_table(**roles: Any) -> Table[bytes]:
     return Table(ODD, **{**given, **roles})
 
 
-def create_odd(*, key: str, body: str, time: str, headers: str) -> str:
-    columns = f'"select" {key}, {in_double_quotes(ODD_COLUMN)} {body}, "group" text, "when%" {time}, "h:v2" {headers}'
+def create_odd(*, key: str, body: str, time: str, headers: str, column: str = ODD_COLUMN) -> str:
+    columns = f'"select" {key}, {in_double_quotes(column)} {body}, "group" text, "when%" {time}, "h:v2" {headers}'
     return f"CREATE TABLE {in_double_quotes(ODD)} ({columns})"
 
 
@@ -264,15 +265,16 @@ class TestPostgres:
     def test_sqlalchemy(self, tables: PostgresTables, kind: str) -> None:
         """A session, by `text`: colons and percent signs in names are no parameters."""
         body = BODIES[kind]
+        calls: list[tuple[dict[str, Any], int]] = [
+            ({"headers": {"a:b": b"%s"}, "delay": 90}, 1),
+            ({"due": INSTANT, "id": 70, "once": True}, 1),
+            ({"due": INSTANT, "id": 70, "once": True}, 0),
+            ({}, 1),
+        ]
         engine = sqlalchemy.create_engine(tables.url.replace("postgresql://", "postgresql+psycopg://"))
         try:
             with sqlalchemy.orm.Session(engine) as session, session.begin():
-                for arguments, touched in (
-                    ({"headers": {"a:b": b"%s"}, "delay": 90}, 1),
-                    ({"due": INSTANT, "id": 70, "once": True}, 1),
-                    ({"due": INSTANT, "id": 70, "once": True}, 0),
-                    ({}, 1),
-                ):
+                for arguments, touched in calls:
                     statement, values = insert_statement("postgresql", odd_table(), body, group="g", **arguments)
                     result: Any = session.execute(sqlalchemy.text(statement), values)
                     assert result.rowcount == touched
@@ -292,13 +294,18 @@ class TestPostgres:
 
 @pytest.mark.sqlite
 def test_sqlalchemy_on_sqlite(tmp_path: Path) -> None:
-    """The same names by `text`, with a delay, whose column is asked for its type by parameters."""
+    """As on PostgreSQL, with a time, whose column is asked for its type by parameters.
+
+    But for a name such as `%(v0)s`: where the driver's parameters have no names SQLAlchemy takes it for one.
+    """
     engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'q.db'}")
     try:
         with engine.begin() as connection:
-            create = create_odd(key="integer PRIMARY KEY", body="blob", time="integer", headers="text")
+            column = 'b"o`dy %s :v1'
+            create = create_odd(key="integer PRIMARY KEY", body="blob", time="integer", headers="text", column=column)
             connection.exec_driver_sql(create)
-            statement, values = insert_statement("sqlite", odd_table(), b"x", {"a": b":x"}, group="g", due=INSTANT)
+            table = odd_table(payload=column)
+            statement, values = insert_statement("sqlite", table, b"x", {"a": b":x"}, group="g", due=INSTANT)
             connection.execute(sqlalchemy.text(statement), values)
             found = connection.exec_driver_sql(f"SELECT * FROM {in_double_quotes(ODD)}").fetchall()
     finally:
@@ -336,7 +343,7 @@ class TestUsersOwn:
         assert [row["payload"] for row in tables.rows()] == [b"x"]
 
     def test_a_row_of_the_users_own_values(self, database: str) -> None:
-        """Row mode: what psycopg takes, a datetime, a Decimal, a list, JSON; bytes for a text are refused there, too."""
+        """Row mode: what psycopg takes, a datetime, a number, a list, JSON; bytes for a text are refused, too."""
         tables = PostgresTables(database)
         tables.run(
             "CREATE TABLE orders (id serial PRIMARY KEY, due timestamptz, at timestamptz, "
@@ -348,7 +355,7 @@ class TestUsersOwn:
             "at": INSTANT,
             "n%": 5,
             "ids": [1, 2],
-            "what": psycopg.types.json.Jsonb({"a": 1}),
+            "what": Jsonb({"a": 1}),
             "note": "n",
             "raw": b"\xff",
         }

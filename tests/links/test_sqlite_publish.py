@@ -129,7 +129,7 @@ async def test_a_letter_is_due_when_it_is_said(times: str, tmp_path: Path) -> No
         assert not await publisher.publish_once(9, b"once", delay=0.0)
         for wrong in ({"delay": 1.0, "due": instant}, {"due": datetime(2031, 1, 1)}, {"delay": -1.0}):  # noqa: DTZ001
             with pytest.raises(ValueError, match=r"delay|due"):
-                await publisher.publish(b"x", **wrong)  # type: ignore[arg-type]
+                await publisher.publish(b"x", **wrong)
         with pytest.raises(PublishNotAccepted, match="cannot hold a delay"):
             await broker.publisher(database.table(retry_after=None)).publish(b"x", due=instant)
     due = {row["payload"]: seconds(row["retry_after"]) for row in database.rows()}
