@@ -204,7 +204,9 @@ def test_a_second_signal_drops(tmp_path: Path, running: Callable[..., subprocess
         assert connection.execute("SELECT count(*) FROM jobs WHERE locked_until IS NOT NULL").fetchone() == (0,)
 
 
-@pytest.mark.parametrize(("name", "said"), [("orders", "--fresh"), ("sigterm", "folder"), ("amqp_orders", "--url")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("orders", "--fresh"), ("sigterm", "folder"), ("amqp_orders", "--url"), ("own_table", "--url")]
+)
 def test_an_example_helps(name: str, said: str) -> None:
     """`examples/run NAME --help` says what it does and what it takes, and does nothing else."""
     if name.startswith("amqp"):
@@ -226,7 +228,8 @@ def test_a_name_that_no_example_has_is_answered_by_those_that_there_are() -> Non
 
     assert ran.returncode == 2
     assert ran.stderr.startswith("no example is named sigtrem; there are: ")
-    assert ran.stderr.split()[-3:] == ["examples/amqp_orders.py", "examples/orders.py", "examples/sigterm.py"]
+    names = ["amqp_orders", "orders", "own_table", "sigterm"]
+    assert ran.stderr.split()[-4:] == [f"examples/{name}.py" for name in names]
 
 
 def test_the_commands_can_be_called() -> None:
