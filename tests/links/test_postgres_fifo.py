@@ -41,9 +41,10 @@ def fifo(request: pytest.FixtureRequest, database: str) -> FifoTable:
 @asynccontextmanager
 async def claimer(fifo: FifoTable) -> AsyncGenerator[tuple[PostgresLease, TrioConnection], None]:
     """One consumer in the lease form, statement by statement."""
-    connection = await PostgresDialect(fifo.url).connect()
+    connect = PostgresDialect(fifo.url).connect
+    connection = await connect()
     try:
-        form = PostgresLease(fifo.table(), "g", Lease(fifo.lease), subscription="test")
+        form = PostgresLease(fifo.table(), "g", Lease(fifo.lease), subscription="test", connect=connect)
         await form.look(connection)
         yield form, connection
     finally:
@@ -242,13 +243,14 @@ async def test_a_claim_reads_little(fifo: FifoTable, analyzed: bool) -> None:
     fifo.run(f"INSERT INTO jobs (payload, grp) {rows}")
     if analyzed:
         fifo.run("ANALYZE jobs")
-    connection = await PostgresDialect(fifo.url).connect()
-    names = {"subscription": "test"}
+    connect = PostgresDialect(fifo.url).connect
+    connection = await connect()
+    names: dict[str, Any] = {"subscription": "test", "connect": connect}
     form: PostgresLease | PostgresRowLock
     if fifo.leased:
         form = PostgresLease(fifo.table(), "g", Lease(30.0), **names)
     else:
-        form = PostgresRowLock(fifo.table(), "g", RowLock(), connect=PostgresDialect(fifo.url).connect, **names)
+        form = PostgresRowLock(fifo.table(), "g", RowLock(), **names)
     try:
         await form.look(connection)
         assert await read(form, connection) < 40
