@@ -20,10 +20,12 @@ from typing import Final
 
 import psycopg
 
-__all__ = ["server"]
+__all__ = ["Server", "a_server", "server"]
 
 START: Final = 60.0
 """Seconds within which a server answers."""
+STOP: Final = 20.0
+"""Seconds within which it ends."""
 NOBODY: Final = 65534
 
 
@@ -50,39 +52,70 @@ def _run_as() -> list[str]:
     return ["setpriv", "--pdeathsig=INT", *other]
 
 
+class Server:
+    """One cluster in a folder, which may be stopped and started again, on the same port.
+
+    Not from another thread than the one that ends last: a server ends with the thread that has started it.
+    """
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        """Make the cluster. `settings`: lines of postgresql.conf."""
+        folder.chmod(0o755)
+        self._folder, self._binaries, port = folder, _binaries(folder), _free_port()
+        self._data = folder / "data"
+        self._data.mkdir()
+        if os.getuid() == 0:
+            os.chown(self._data, NOBODY, NOBODY)
+        initdb = [*_run_as(), str(self._binaries / "initdb"), "-D", str(self._data), "-U", "postgres", "-A", "trust"]
+        subprocess.run([*initdb, "-N", "-E", "UTF8", "--locale=C"], check=True, capture_output=True, cwd=folder)
+        options = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", **settings}
+        self._arguments = [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        """Its own, as its superuser."""
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        log = self._folder / "log"
+        with log.open("ab") as written:
+            self._process = process = subprocess.Popen(
+                [*_run_as(), str(self._binaries / "postgres"), "-D", str(self._data), *self._arguments],
+                stdout=written,
+                stderr=written,
+                cwd=self._folder,
+            )
+        _wait_for(self.url, process, log)
+
+    def stop(self, *, crash: bool = False) -> None:
+        """End it: every connection is told so, and rolled back; as in a `crash`, nobody is."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGQUIT if crash else signal.SIGINT)  # immediate or fast shutdown
+        try:
+            process.wait(STOP)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGQUIT)
+            process.wait(STOP)
+
+
+@contextmanager
+def a_server(**settings: str) -> Generator[Server, None, None]:
+    """A server that runs; it has ended behind the block. `settings`: lines of postgresql.conf."""
+    with tempfile.TemporaryDirectory(prefix="trio-settlement-postgres-") as name:
+        made = Server(Path(name), **settings)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
+
+
 @contextmanager
 def server(**settings: str) -> Generator[str, None, None]:
     """The URL of a server, as its superuser. `settings`: lines of postgresql.conf."""
-    with tempfile.TemporaryDirectory(prefix="trio-settlement-postgres-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        binaries, data, port = _binaries(folder), folder / "data", _free_port()
-        data.mkdir()
-        if os.getuid() == 0:
-            os.chown(data, NOBODY, NOBODY)
-        initdb = [*_run_as(), str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "-N"]
-        subprocess.run([*initdb, "-E", "UTF8", "--locale=C"], check=True, capture_output=True, cwd=folder)
-        options = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", **settings}
-        arguments = [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
-        log = folder / "log"
-        with log.open("wb") as written:
-            process = subprocess.Popen(
-                [*_run_as(), str(binaries / "postgres"), "-D", str(data), *arguments],
-                stdout=written,
-                stderr=written,
-                cwd=folder,
-            )
-        try:
-            url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
-            _wait_for(url, process, log)
-            yield url
-        finally:
-            process.send_signal(signal.SIGINT)  # fast shutdown
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGQUIT)
-                process.wait(20)
+    with a_server(**settings) as made:
+        yield made.url
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
