@@ -40,7 +40,8 @@ def later(seconds: str) -> str:
 
 
 def _token(column: str) -> str:
-    return f"""to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+    # not 'UTC', which from PostgreSQL 18 on is what the session's own time zone calls so, such as of 'UTC+12'
+    return f"""to_char({column} AT TIME ZONE INTERVAL '0', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00"')"""
 
 
 class Rows:
