@@ -21,6 +21,7 @@ from links.errors import (
     ConnectionBroken,
     LeaseLost,
     LinkError,
+    LinkRefused,
     NotApplied,
     SettlementUnknown,
     TransactionEnded,
@@ -114,7 +115,10 @@ class PostgresPin(Generic[T]):
     async def _connected(self) -> TrioConnection:
         connection = self._connection
         if connection is None or connection.was_ended():
-            self._connection = connection = await self._form.connect()
+            try:
+                self._connection = connection = await self._form.connect()
+            except LinkRefused as error:  # not by the table: rows that are in hand on other connections are sound
+                raise ConnectionBroken(str(error)) from error.__cause__
         return connection
 
     async def _look_again(self, connection: TrioConnection, *, now: bool = True) -> None:
