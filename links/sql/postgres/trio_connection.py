@@ -43,6 +43,8 @@ class TrioConnection(AsyncConnection[TupleRow]):
         super().__init__(pgconn, *arguments)
         self._turns = Turns()
         self.lock: Any = trio.Lock()  # an asyncio.Lock has the same two methods in use
+        self._why_ended = ""
+        self.add_notice_handler(self._hear)
 
     @classmethod
     async def open(cls, conninfo: str, **parameters: Any) -> TrioConnection:
@@ -124,9 +126,15 @@ class TrioConnection(AsyncConnection[TupleRow]):
                 break
             try:
                 self.pgconn.consume_input()
-            except errors.OperationalError:
+                self.pgconn.is_busy()  # what a server says before it goes is a notice, and parsed by this
+            except errors.OperationalError as error:
+                self._why_ended = self._why_ended or str(error).partition("\n")[0]
                 self.finish()
         return self.closed
+
+    def _hear(self, notice: errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "FATAL":
+            self._why_ended = notice.message_primary or ""
 
     async def until_ended(self) -> str:
         """Wait until the other side ends it, while nobody uses it; gives why.
@@ -136,7 +144,7 @@ class TrioConnection(AsyncConnection[TupleRow]):
         while not self.was_ended():
             with contextlib.suppress(errors.OperationalError):
                 await ready(self.pgconn.socket, Wait.R)
-        return self.pgconn.get_error_message() or "the connection was closed"
+        return self._why_ended or "the connection was closed"
 
     def finish(self) -> None:
         """Close it, a plain call; who waits on it hears `psycopg.OperationalError`."""
