@@ -23,9 +23,10 @@ from typing import Final, TypeAlias
 import trio
 
 from benchmarks.amqp_peers import Rhea, consume, rabbitmq_client
-from benchmarks.amqp_rabbit import BODY, HEADERS, Rabbit, Spent, Stopwatch, bare_connection, median, rabbitmq
+from benchmarks.amqp_rabbit import BODY, HEADERS, Rabbit, bare_connection, rabbitmq
 from benchmarks.drive import drive, nothing
 from benchmarks.result import Result
+from benchmarks.stopwatch import Spent, Stopwatch, median
 from links.amqp import AmqpBroker
 from links.amqp.engine.events import ACCEPTED, Terminus
 from links.amqp.wire.headers import Headers, identity

@@ -24,7 +24,8 @@ from proton.handlers import MessagingHandler
 from proton.reactor import Container
 from proton.utils import BlockingConnection
 
-from benchmarks.amqp_rabbit import BODY, HEADERS, Rabbit, Spent, Stopwatch
+from benchmarks.amqp_rabbit import BODY, HEADERS, Rabbit
+from benchmarks.stopwatch import Spent, Stopwatch
 
 __all__ = ["Rhea", "consume", "publish", "rabbitmq_client"]
 

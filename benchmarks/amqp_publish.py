@@ -19,8 +19,9 @@ import trio
 
 from benchmarks.amqp_consume import ROUNDS, result
 from benchmarks.amqp_peers import publish
-from benchmarks.amqp_rabbit import BODY, HEADERS, Rabbit, Spent, Stopwatch, rabbitmq
+from benchmarks.amqp_rabbit import BODY, HEADERS, Rabbit, rabbitmq
 from benchmarks.result import Result
+from benchmarks.stopwatch import Spent, Stopwatch
 from links.amqp import AmqpBroker
 
 TASKS: Final = 64

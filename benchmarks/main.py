@@ -19,7 +19,12 @@ MODULES = {
     "memory-dispatch": "memory_dispatch",
     "sqlite-lease": "sqlite_lease",
     "sqlite-growth": "sqlite_growth",
-    "postgres-": "postgres_lease",
+    "postgres-lease": "postgres_lease",
+    "postgres-row-lock": "postgres_row_lock",
+    "postgres-batch": "postgres_hundred",
+    "postgres-single": "postgres_hundred",
+    "postgres-publish": "postgres_publish",
+    "postgres-growth": "postgres_growth",
     "amqp-consume": "amqp_consume",
     "amqp-read": "amqp_read",
     "amqp-publish": "amqp_publish",
@@ -36,9 +41,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer messages and rounds: within 4 minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     options = parser.parse_args(arguments)
-    chosen = [
-        module for name, module in MODULES.items() if name.startswith(options.only) or options.only.startswith(name)
-    ]
+    named = [name for name in MODULES if name.startswith(options.only) or options.only.startswith(name)]
+    chosen = dict.fromkeys(MODULES[name] for name in named)
     if not chosen:
         parser.error(f"no case begins with {options.only!r}; there are: {', '.join(MODULES)}")
     began = time.monotonic()
