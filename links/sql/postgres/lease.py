@@ -21,6 +21,7 @@ from links.sql.postgres.looked import Ignored, Looked
 from links.sql.postgres.pin import Connect
 from links.sql.postgres.statements import LeaseStatements
 from links.sql.postgres.trio_connection import TrioConnection
+from links.sql.postgres.values import array
 from links.sql.rows import Row, Token
 from settlement.sql import Delay, Finish, MoveToGroup, PutBack, Verb, lease_of
 
@@ -81,7 +82,8 @@ class PostgresLease(Looked[LeaseStatements]):
 
     def _wanted(self, room: int, passing: Passing, taken: Sequence[Row] = ()) -> dict[str, Any]:
         over = [*passing.held, *passing.over, *passing.failed, *[row[0] for row in taken]]
-        return {"group": self.group, "lease": self.lease, "room": room, "over": over, "held": [*passing.held]}
+        held = array([*passing.held])
+        return {"group": self.group, "lease": self.lease, "room": room, "over": array(over), "held": held}
 
     async def _found(self, connection: TrioConnection, claim: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
         """What a claim finds; of a FIFO group behind its guard, for which the claims of others are waited for a little.
@@ -218,7 +220,8 @@ class PostgresLease(Looked[LeaseStatements]):
     @staticmethod
     def _bound(tokens: Sequence[Token]) -> dict[str, Any]:
         ids, expiries, attempts = zip(*tokens, strict=True)
-        return {"ids": [*ids], "tokens": [*expiries], "attempts": [*attempts], "seconds": []}
+        texts = '{"' + '","'.join(expiries) + '"}'  # `to_char` gave them: neither quote nor backslash
+        return {"ids": array(ids), "tokens": texts, "attempts": array(attempts), "seconds": []}
 
     async def _touched(self, connection: TrioConnection, statement: str, values: dict[str, Any]) -> set[int]:
         return self._so(await self.rows(connection, statement, values))

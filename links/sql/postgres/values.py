@@ -3,10 +3,13 @@
 PostgreSQL has dates beyond the year 9999, before Christ and at infinity, and a time 24:00; Python's have none of these.
 Its JSON may be nested deeper than Python reads, or hold a longer number. An error here would come when the rows are
 leased already, and nobody would know which.
+
+How a list is bound as an array: as its text where it holds whole numbers alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from psycopg import DataError, NotSupportedError
@@ -24,7 +27,7 @@ from psycopg.types.json import JsonbLoader, JsonLoader
 
 from links.sql.postgres.trio_connection import TrioConnection
 
-__all__ = ["tolerate"]
+__all__ = ["array", "tolerate"]
 
 
 def _tolerant(usual: Any) -> type[Loader]:
@@ -57,3 +60,13 @@ def tolerate(connection: TrioConnection) -> None:
     adapters: AdaptersMap = connection.adapters
     for name, loader in _LOADERS.items():
         adapters.register_loader(name, loader)
+
+
+def array(values: Sequence[Any]) -> Sequence[Any] | str:
+    """What to bind as an array of these, where the statement names its type.
+
+    psycopg asks each value of a list for its type and escapes it: a sixth of what a batch of 100 costs this process.
+    """
+    if all(type(each) is int for each in values):
+        return "{" + ",".join(map(str, values)) + "}"
+    return [*values]
