@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from typing import Any, Final, Self, TypeVar, cast
@@ -86,7 +85,7 @@ class TrioConnection(AsyncConnection[TupleRow]):
         if self.pgconn.transaction_status != TransactionStatus.ACTIVE:  # amid COPY the cancel must be heard to its end
             await trio.lowlevel.checkpoint_if_cancelled()
         driven = Driven(gen, self.pgconn.socket, self._turns)
-        with trio.move_on_after(math.inf if timeout is None else timeout):
+        with contextlib.nullcontext() if timeout is None else trio.move_on_after(timeout):
             try:
                 return await driven.to_end()
             except trio.Cancelled:
