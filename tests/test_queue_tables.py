@@ -20,7 +20,7 @@ from links.sql import AdvisoryLock, SqlBroker
 from settlement import Policy
 from settlement.sql import Finish, MoveToTable
 from tests.links.postgres_tables import PostgresTables
-from tests.links.sqlite_kit import attached, say
+from tests.links.sqlite_kit import attached, bodies, open_link, say
 
 PAGE = (Path(__file__).parent.parent / "docs" / "queue-tables.md").read_text()
 
@@ -161,3 +161,28 @@ async def test_publishing_is_true_of_postgresql(database: str, capsys: pytest.Ca
         engine.dispose()
     assert b"by a session" in [row["body"] for row in tables.rows("orders")]
     capsys.readouterr()
+
+
+@pytest.mark.postgres
+@pytest.mark.servers
+@pytest.mark.parametrize("way", ["the statement", "the trigger"])
+async def test_what_the_page_says_of_own_inserts(database: str, way: str) -> None:
+    """Each plpgsql block wakes a queue that would not poll for ten minutes."""
+    names: dict[str, Any] = {}
+    (program, *_), (statement, trigger) = blocks("python"), blocks("plpgsql")
+    exec(program, names)  # noqa: S102 -- our own page
+    tables = PostgresTables(database)
+    tables.run(names["ORDERS"].ddl("postgresql"))
+    if way == "the trigger":
+        tables.run(trigger)
+    queue = SqlBroker(database, poll_interval=600.0, listen_notify=True).queue(names["ORDERS"])
+    async with open_link(queue) as link:
+        for _ in range(2):  # the first look finds what is there anyhow
+            with trio.fail_after(10):
+                if way == "the trigger":
+                    tables.run(statement.splitlines()[0])
+                else:
+                    tables.run(statement)
+                assert bodies(await link.receive(1)) == [b"by hand"]
+            with trio.move_on_after(0.3):
+                await link.receive(1)

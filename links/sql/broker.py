@@ -31,12 +31,18 @@ class SqlBroker(Broker):
     `postgresql://user:password@host:5432/database`: as libpq takes it; by psycopg, the extra
     `postgres` (`ModuleNotFoundError` without it).
 
-    `poll_interval`: seconds above 0 between two looks at an empty queue, ±20 %. Raises `ValueError` for a URL
-    that names no database.
+    `poll_interval`: seconds above 0 between two looks at an empty queue, ±20 %. `listen_notify`: publishing tells other
+    processes on the database, and this one hears of theirs, by PostgreSQL's NOTIFY on a channel of the table's name;
+    polling goes on underneath. False by default. `direct_url`: the same database without a pooler that shares sessions,
+    where `url` is that of one; None: there is none.
+
+    Raises `ValueError` for a URL that names no database, and on SQLite for the last two.
     """
 
-    def __init__(self, url: str, *, poll_interval: float = 1.0) -> None:
-        dialect = dialect_of(url)
+    def __init__(
+        self, url: str, *, poll_interval: float = 1.0, listen_notify: bool = False, direct_url: str | None = None
+    ) -> None:
+        dialect = dialect_of(url, direct_url, listen_notify=listen_notify)
         super().__init__(dialect.name)
         self._database = Database(self, dialect)
         self.poll_interval = seconds("poll_interval", poll_interval, zero=False)

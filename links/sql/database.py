@@ -37,7 +37,7 @@ class Database:
 
         Cancellation: links say goodbye, then the connections are closed, within `goodbye`.
         """
-        self._life = self.dialect.life()
+        self._life = self.dialect.life(self.wake)
         await self._life.run(goodbye, self.broker.up, started)
 
     @contextmanager
@@ -55,11 +55,24 @@ class Database:
                 )
         self._attached[name, group] = (subscription, wakes)
         try:
+            if self.life.news is not None:
+                self.life.news.listen(name, subscription)
             yield
         finally:
             del self._attached[name, group]
 
     def wake(self, table: str, group: str | None) -> None:
-        """Let this process's queue on that table and group look at once."""
-        if found := self._attached.get((self.dialect.spelled(table), group)):
+        """Let this process's queue on that table and group look at once; None: its queues on every group."""
+        name = self.dialect.spelled(table)
+        if found := self._attached.get((name, group)):
             found[1].wake()
+            return
+        for (other, part), (_, wakes) in self._attached.items():
+            if other == name and (group is None or part is None):
+                wakes.wake()
+
+    def published(self, table: str, group: str | None) -> None:
+        """There is something new: here, and where other processes shall hear of it."""
+        self.wake(table, group)
+        if self.life.news is not None:
+            self.life.news.tell(self.dialect.spelled(table), group)

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 from links.errors import ConnectionBroken
 from links.sql.jobs import Job
 from links.sql.table import Table
+from links.sql.wakes import Tell
 from settlement.sql import AdvisoryLock, ClaimForm
 
-__all__ = ["Dialect", "SqlLife", "Writer", "dialect_of", "refuse_fifo"]
+__all__ = ["Dialect", "News", "SqlLife", "Writer", "dialect_of", "refuse_fifo"]
 
 _DIALECTS = {
     "sqlite": ("links.sql.sqlite.dialect", "SqliteDialect"),
@@ -58,8 +59,33 @@ class Writer(Protocol):
         ...
 
 
+class News(Protocol):
+    """How processes tell each other that there is something. Plain calls, but for its connection's."""
+
+    def listen(self, table: str, subscription: str) -> None:
+        """Hear of what others publish to this table. Raises `LinkRefused` where that cannot be."""
+        ...
+
+    def tell(self, table: str, group: str | None) -> None:
+        """Let others hear that something was published to this table."""
+        ...
+
+    async def open(self) -> None:
+        """Connect. Raises `LinkRefused`, `ConnectionBroken`. Cancellation: there is no connection."""
+        ...
+
+    async def run(self) -> None:
+        """Hear, until cancelled: it outlives its connection. Cancellation: the connection is closed."""
+        ...
+
+
 class SqlLife(Protocol):
     """The connections of one life."""
+
+    @property
+    def news(self) -> News | None:
+        """What other processes publish and hear; None: nobody tells."""
+        ...
 
     @property
     def queues(self) -> Writer:
@@ -100,8 +126,8 @@ class Dialect(Protocol):
         """The URL without credentials."""
         ...
 
-    def life(self) -> SqlLife:
-        """A new life, not yet begun."""
+    def life(self, wake: Tell) -> SqlLife:
+        """A new life, not yet begun. `wake`: what it calls where another process has published."""
         ...
 
     def form(self, claim: ClaimForm | None, table: Table[Any]) -> ClaimForm:
@@ -133,11 +159,11 @@ def refuse_fifo(claim: ClaimForm | None, table: Table[Any]) -> None:
         )
 
 
-def dialect_of(url: str) -> Dialect:
+def dialect_of(url: str, direct_url: str | None = None, *, listen_notify: bool = False) -> Dialect:
     """The dialect for this URL.
 
-    Raises `ValueError` where there is none, or the URL names no database; it never shows more of a URL than its scheme,
-    since the rest may hold a password.
+    Raises `ValueError` where there is none, a URL names no database, or the dialect has no use for the others; it never
+    shows more of a URL than its scheme, since the rest may hold a password.
     """
     scheme, found, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not found or scheme not in _DIALECTS:
@@ -145,7 +171,7 @@ def dialect_of(url: str) -> Dialect:
         raise ValueError(f"url must be {' or '.join(_LEGAL.values())}, not {other}")
     module, name = _DIALECTS[scheme]
     try:
-        made: Dialect = getattr(import_module(module), name)(url)
+        made: Dialect = getattr(import_module(module), name)(url, direct_url, listen_notify=listen_notify)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"{scheme} needs {error.name}: pip install 'trio-settlement[postgres]'", name=error.name

@@ -1,7 +1,8 @@
-"""One life of a database: two connections, one for the queues and one for publishers.
+"""One life of a database: two connections, one for the queues and one for publishers, and its news where it has any.
 
-Owns both writers. Hears: links that come and go. Tells: `until_over`; its end is an exception. A cancellation, and the
-end of the publishing connection alone, let the links say goodbye first, within the time given; then both are closed.
+Owns both writers, and what hears the news. Hears: links that come and go. Tells: `until_over`; its end is an exception.
+A cancellation, and the end of the publishing connection alone, let the links say goodbye first, within the time given;
+then all are closed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 import trio
 
 from links.errors import ConnectionBroken
-from links.sql.dialect import Writer
+from links.sql.dialect import News, Writer
 
 __all__ = ["Life", "LivingWriter"]
 
@@ -49,10 +50,11 @@ class LivingWriter(Writer, Protocol):
 class Life:
     """The connections of one life. `name`: the database, for errors."""
 
-    def __init__(self, name: str, queues: LivingWriter, publishing: LivingWriter) -> None:
+    def __init__(self, name: str, queues: LivingWriter, publishing: LivingWriter, news: News | None = None) -> None:
         self._name = name
         self.queues = queues
         self.publishing = publishing
+        self.news = news
         self._writers = (queues, publishing)
         self._links = 0
         self._changed = trio.Event()
@@ -71,9 +73,13 @@ class Life:
         try:
             for writer in self._writers:
                 await writer.open()
+            if self.news is not None:
+                await self.news.open()
             async with trio.open_nursery() as nursery:
                 for writer in self._writers:
                     nursery.start_soon(self._write, writer)
+                if self.news is not None:
+                    nursery.start_soon(self.news.run)
                 try:
                     with up():
                         started()
@@ -84,6 +90,7 @@ class Life:
                     self._why = self._broken
                     self._over.set()
                     await self._wind_up(end, goodbye)  # noqa: ASYNC102 -- it shields itself, with a deadline
+                    nursery.cancel_scope.cancel()  # the writers are shielded, and end by themselves
         finally:
             with trio.CancelScope(deadline=min(end, trio.current_time() + goodbye), shield=True):
                 async with trio.open_nursery() as nursery:

@@ -118,4 +118,4 @@ class SqlPublisher(Publisher):
 
     def _inserted(self, job: Insert) -> None:
         if job.error is None and job.inserted:
-            self.database.wake(self.table.name, self.group)
+            self.database.published(self.table.name, self.group)

@@ -3,6 +3,7 @@
     pytestmark = [pytest.mark.postgres, pytest.mark.servers]
 
     async def test_this(database: str) -> None:     # the URL of an empty database
+    async def test_that(pooled: str) -> None:       # the same through a pgbouncer in transaction mode
 
 `TEST_POSTGRES_URL` names another server, whose user may create databases.
 """
@@ -20,8 +21,11 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
+from tests.servers.pgbouncer import NotHere, pgbouncer
 from tests.servers.postgres import server
 
+TURNS: Final = {"server_round_robin": "1", "min_pool_size": "3", "max_client_conn": "500"}
+"""So each transaction soon gets another session than the one before."""
 GIVEN: Final = os.environ.get("TEST_POSTGRES_URL", "")
 
 _SAID: Final = b"""
@@ -144,3 +148,25 @@ def database(databases: Databases) -> Generator[str, None, None]:
     """The URL of an empty database; what a test leaves in it is gone behind the test."""
     with databases.one() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def pooler(postgres: str) -> Generator[str, None, None]:
+    """The URL of a pgbouncer in front of that server, in transaction mode: skipped where it cannot be had."""
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(pgbouncer(postgres, **TURNS))
+        except NotHere as why:
+            pytest.skip(str(why))
+        yield url
+
+
+def through(pooler: str, database: str) -> str:
+    """The database, through the pooler."""
+    return urlunsplit(urlsplit(database)._replace(netloc=urlsplit(pooler).netloc))
+
+
+@pytest.fixture
+def pooled(pooler: str, database: str) -> str:
+    """The URL of `database` through a pooler: two transactions of one connection may be in two sessions."""
+    return through(pooler, database)

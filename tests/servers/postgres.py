@@ -20,7 +20,7 @@ from typing import Final
 
 import psycopg
 
-__all__ = ["Server", "a_server", "server"]
+__all__ = ["NOBODY", "Server", "a_server", "free_port", "run_as", "server"]
 
 START: Final = 60.0
 """Seconds within which a server answers."""
@@ -40,13 +40,13 @@ def _binaries(folder: Path) -> Path:
     return folder / package.name / "pginstall" / "bin"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
 
 
-def _run_as() -> list[str]:
+def run_as() -> list[str]:
     """As nobody where we are root, and no longer than we are there: who is killed leaves no server behind."""
     other = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"] if os.getuid() == 0 else []
     return ["setpriv", "--pdeathsig=INT", *other]
@@ -61,12 +61,12 @@ class Server:
     def __init__(self, folder: Path, **settings: str) -> None:
         """Make the cluster. `settings`: lines of postgresql.conf."""
         folder.chmod(0o755)
-        self._folder, self._binaries, port = folder, _binaries(folder), _free_port()
+        self._folder, self._binaries, port = folder, _binaries(folder), free_port()
         self._data = folder / "data"
         self._data.mkdir()
         if os.getuid() == 0:
             os.chown(self._data, NOBODY, NOBODY)
-        initdb = [*_run_as(), str(self._binaries / "initdb"), "-D", str(self._data), "-U", "postgres", "-A", "trust"]
+        initdb = [*run_as(), str(self._binaries / "initdb"), "-D", str(self._data), "-U", "postgres", "-A", "trust"]
         subprocess.run([*initdb, "-N", "-E", "UTF8", "--locale=C"], check=True, capture_output=True, cwd=folder)
         options = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", **settings}
         self._arguments = [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
@@ -79,7 +79,7 @@ class Server:
         log = self._folder / "log"
         with log.open("ab") as written:
             self._process = process = subprocess.Popen(
-                [*_run_as(), str(self._binaries / "postgres"), "-D", str(self._data), *self._arguments],
+                [*run_as(), str(self._binaries / "postgres"), "-D", str(self._data), *self._arguments],
                 stdout=written,
                 stderr=written,
                 cwd=self._folder,

@@ -12,11 +12,13 @@ from links.errors import ConnectionBroken, LinkRefused
 from links.sql.dialect import refuse_fifo
 from links.sql.life import Life
 from links.sql.postgres.codes import is_refusal
-from links.sql.postgres.session import SESSION
+from links.sql.postgres.listener import Listener
+from links.sql.postgres.session import begin
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.postgres.values import tolerate
 from links.sql.postgres.writer import PostgresWriter
 from links.sql.table import Table, split
+from links.sql.wakes import Tell
 from settlement.sql import AdvisoryLock, ClaimForm, Lease, RowLock
 
 __all__ = ["PostgresDialect"]
@@ -31,11 +33,14 @@ _ONE = 5
 class PostgresDialect:
     """One database of a server, by a URL as libpq takes it.
 
-    https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS. Raises `ValueError` for a URL that
-    libpq cannot read, or that names no database.
+    https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS. `direct_url`: the same database
+    without a pooler. Raises `ValueError` for a URL that libpq cannot read, or that names no database.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, direct_url: str | None = None, *, listen_notify: bool = False) -> None:
+        self._listen = listen_notify
+        self.direct = None if direct_url is None else _direct(direct_url)
+        """The same database, without a pooler; None: as this."""
         parts = urlsplit(url)
         try:
             given = conninfo_to_dict(f"postgresql://{url.partition('://')[2]}")
@@ -53,9 +58,13 @@ class PostgresDialect:
         """For libpq; it holds the password."""
         return make_conninfo("", **{"application_name": "trio-settlement", **self._given, "client_encoding": "UTF8"})
 
-    def life(self) -> Life:
+    def life(self, wake: Tell) -> Life:
         """A new life, not yet begun."""
-        return Life(self.name, PostgresWriter(self.connect, self.name), PostgresWriter(self.connect, self.name))
+        queues, publishing = (PostgresWriter(self.connect, self.name) for _ in range(2))
+        if not self._listen:
+            return Life(self.name, queues, publishing)
+        direct = None if self.direct is None else self.direct.connect
+        return Life(self.name, queues, publishing, Listener(self.name, self.connect, direct, publishing, wake))
 
     async def connect(self) -> TrioConnection:
         """A connection that may write, in autocommit.
@@ -84,12 +93,7 @@ class PostgresDialect:
     async def _check(self, connection: TrioConnection) -> None:
         if connection.info.server_version < _OLDEST:
             raise LinkRefused(f"{self.name}: the server is older than PostgreSQL 12")
-        found = await (await connection.execute(SESSION)).fetchone()
-        if found is None or found[0] != "off":
-            raise LinkRefused(
-                f"{self.name}: the server takes no writes (a standby, or default_transaction_read_only is on); name "
-                "the primary, such as by target_session_attrs=read-write in the URL"
-            )
+        await begin(connection, self.name)
 
     def form(self, claim: ClaimForm | None, table: Table[Any]) -> ClaimForm:
         """`Lease(…)` where the table has a locked_until column, `RowLock()` or `AdvisoryLock(…)` where it has none.
@@ -141,3 +145,13 @@ class PostgresDialect:
             return connection.execute(
                 b"SELECT pg_postmaster_start_time()::text, oid FROM pg_database WHERE datname = current_database()"
             ).fetchone()
+
+
+def _direct(url: str) -> PostgresDialect:
+    """Of `direct_url`. Raises `ValueError`."""
+    if not isinstance(url, str) or url.partition("://")[0] not in {"postgresql", "postgres"}:
+        raise ValueError(f"direct_url must be {_LEGAL}, of the same database as url")
+    try:
+        return PostgresDialect(url)
+    except ValueError as wrong:
+        raise ValueError(f"direct_{wrong}") from None

@@ -28,7 +28,7 @@ from links.errors import (
 )
 from links.sql.postgres.lent import LentConnection
 from links.sql.postgres.pin import Connect
-from links.sql.postgres.session import SESSION
+from links.sql.postgres.session import begin
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Token
 from settlement.sql import Finish, Verb
@@ -92,12 +92,17 @@ class PostgresLender:
 
     async def _as_new(self, connection: TrioConnection) -> TrioConnection | None:
         """Without what the handler before has set, prepared, locked or made; None: it was ended meanwhile."""
-        if connection.was_ended():
+        if connection.was_ended() or not await _says(connection, b"DISCARD ALL"):
             return None
-        for statement in (b"DISCARD ALL", SESSION, _BEGIN):
-            if not await _says(connection, statement):
-                return None
-        return connection
+        try:
+            await begin(connection, "a connection that another handler had")
+        except psycopg.Error:
+            connection.finish()
+            return None
+        except BaseException:
+            connection.finish()
+            raise
+        return connection if await _says(connection, _BEGIN) else None
 
     def give_back(self, connection: TrioConnection) -> None:
         """It has no transaction any more; a plain call."""

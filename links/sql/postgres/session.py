@@ -1,13 +1,74 @@
-"""What each connection says first. Pure."""
+"""What a session must be for our statements to mean what they say; and whether it is ours alone.
+
+A pooler in transaction mode (pgbouncer's pool_mode = transaction, and others) gives each transaction another session
+of the server, and each session to others in between: nothing that is set, prepared, locked or listened to there stays
+ours. Behind one we set nothing and prepare nothing, and look that the settings are what they must be.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["SESSION"]
+from links.errors import LinkRefused
+from links.sql.postgres.trio_connection import TrioConnection
 
-SESSION: Final = b"""SELECT current_setting('transaction_read_only'), set_config('DateStyle', 'ISO', false),
-    set_config('extra_float_digits', '3', false),
-    set_config('default_transaction_isolation', 'read committed', false)"""
+__all__ = ["begin", "is_pooled"]
+
+_SETTINGS: Final = {
+    "DateStyle": "ISO",
+    "extra_float_digits": "3",
+    "default_transaction_isolation": "read committed",
+}
 """What a database or a role may set otherwise: times and floats are read as they are, the order of day and month in a
 text stays; and each statement looks at what others have committed before it, not before its transaction."""
+
+
+async def is_pooled(connection: TrioConnection) -> bool:
+    """Is there a pooler in front of the server, so that others may get the session between two transactions?
+
+    A pooler says another number of the server's process than that process does. One in session mode is a pooler, too:
+    it cannot be told from the others. Raises `psycopg.Error`. Cancellation: nothing was done.
+    """
+    (process,) = await _row(connection, "SELECT pg_backend_pid()")
+    return bool(process != connection.info.backend_pid)
+
+
+async def begin(connection: TrioConnection, where: str) -> None:
+    """Set what must be set; behind a pooler look that it is. `where`: the database, for errors.
+
+    Raises `LinkRefused` where it is not, or the server takes no writes; and `psycopg.Error`. Cancellation: there is a
+    connection of no use.
+    """
+    pooled = await is_pooled(connection)
+    said = [
+        f"current_setting('{name}')" if pooled else f"set_config('{name}', '{value}', false)"
+        for name, value in _SETTINGS.items()
+    ]
+    read_only, *found = await _row(connection, f"SELECT current_setting('transaction_read_only'), {', '.join(said)}")
+    if read_only != "off":
+        raise LinkRefused(
+            f"{where}: the server takes no writes (a standby, or default_transaction_read_only is on); name the "
+            "primary, such as by target_session_attrs=read-write in the URL"
+        )
+    if not pooled:
+        return
+    connection.prepare_threshold = None  # another session has it under the same name, or another statement
+    for (name, value), given in zip(_SETTINGS.items(), found, strict=True):
+        if not _serves(given, value):
+            raise LinkRefused(
+                f"{where}: a pooler in front of the server keeps no settings of ours, and {name} is {given!r} behind "
+                f"it; say ALTER ROLE … SET {name} = '{value}' and have the pooler connect anew, or name the server "
+                "itself in the URL"
+            )
+
+
+def _serves(given: str, wanted: str) -> bool:
+    if wanted.isdecimal():  # digits: 1 and more are all that a float has
+        return int(given) > 0
+    return given.partition(",")[0].lower() == wanted.lower()
+
+
+async def _row(connection: TrioConnection, statement: str) -> tuple[Any, ...]:
+    found = await (await connection.execute(statement.encode(), prepare=False)).fetchone()
+    assert found is not None, "a SELECT without FROM"  # noqa: S101 -- an invariant of PostgreSQL
+    return found

@@ -24,6 +24,7 @@ from links.sql.postgres.codes import is_again, is_reshaped
 from links.sql.postgres.insert import PostgresInserter
 from links.sql.postgres.lease import PostgresLease
 from links.sql.postgres.looked import Ignored
+from links.sql.postgres.notify import Notify
 from links.sql.postgres.pin import Connect
 from links.sql.postgres.purge import purge
 from links.sql.postgres.row_lock import PostgresRowLock
@@ -375,4 +376,6 @@ class PostgresWork:
             return _Look(job, self._connect)
         if isinstance(job, Purge):
             return _Purge(job)
+        if isinstance(job, Notify):
+            return job
         return _EACH[type(job)](job)

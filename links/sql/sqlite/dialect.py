@@ -12,6 +12,7 @@ from links.sql.sqlite.connection import SqliteConnection
 from links.sql.sqlite.schema import name_in_file
 from links.sql.table import Table
 from links.sql.thread_writer import HopTurn, ThreadWriter
+from links.sql.wakes import Tell
 from settlement.sql import ClaimForm, Lease
 
 __all__ = ["SqliteDialect"]
@@ -37,12 +38,18 @@ def _path(url: str) -> Path:
 class SqliteDialect:
     """One file, which must exist. Raises `ValueError` for a URL that names no file."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, direct_url: str | None = None, *, listen_notify: bool = False) -> None:
+        if direct_url is not None or listen_notify:
+            what = "direct_url must be None" if direct_url is not None else "listen_notify must be False"
+            raise ValueError(
+                f"{what} for SQLite, which has no server that tells other processes: they look each poll_interval, so "
+                "make that shorter"
+            )
         self.path = Path(os.path.abspath(_path(url)))  # noqa: PTH100 -- Path.absolute leaves the ".." in
         """The file, as it was named; absolute, symbolic links in it are not followed."""
         self.name = url
 
-    def life(self) -> Life:
+    def life(self, wake: Tell) -> Life:  # noqa: ARG002 -- a file tells nobody
         """A new life, not yet begun."""
         turn = HopTurn()
         # a claim or settlement that a power cut forgets is a redelivery; a publish would be a loss
