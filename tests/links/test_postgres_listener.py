@@ -298,7 +298,7 @@ async def test_the_life_ends_with_its_writers(postgres: str, database: str, monk
 
 
 async def test_a_payload_that_cannot_be_read(postgres: str) -> None:
-    """In a database without an encoding anybody may notify bytes that are none: it goes on behind them."""
+    """In a database without an encoding anybody may notify bytes that are none: who listens is ended, and goes on."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     server = PostgresTables(postgres)
     server.run(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0")

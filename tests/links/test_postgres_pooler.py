@@ -157,6 +157,29 @@ async def test_the_server_ends_the_poolers_sessions(database: str, pooled: str) 
             assert bodies(await link.receive(1)) == [b"b"]
 
 
+async def test_the_server_ends_the_session_that_holds_a_row(database: str, pooled: str) -> None:
+    """The handler is cancelled while it runs, since the claim has ended; and the row comes again."""
+    tables = PostgresTables(database, leased=False).create()
+    tables.add(b"a")
+    ended: list[bool] = []
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        if ended:
+            return
+        holders = "FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
+        ended.extend(row[0] for row in tables.run(f"SELECT pg_terminate_backend(pid) {holders}"))
+        with trio.fail_after(10):
+            await trio.sleep_forever()
+
+    queue = PostgresTables(pooled).broker().queue(tables.table())
+    async with open_runtime(Subscription(queue, handler)) as runtime:
+        await until(lambda: runtime.ledger("jobs").acked == 1, within=20)
+        ledger = runtime.ledger("jobs")
+        assert (ledger.received, ledger.unsettled) == (2, 1)
+    assert ended == [True]
+    assert tables.rows() == []
+
+
 # --- settings
 
 

@@ -59,7 +59,7 @@ class Listener:
         self._wanted: set[str] = set()
         self._waiting = trio.CancelScope()
         """Around the wait for notifications."""
-        self._untold: dict[tuple[str, str | None], Notify] = {}
+        self._untold: set[tuple[str, str | None]] = set()
         self._troubles: set[str] = set()
 
     # --- plain calls -------------------------------------------------------------------------------------------------
@@ -77,16 +77,15 @@ class Listener:
 
     def tell(self, table: str, group: str | None) -> None:
         """Something was published there: have the others told, once for all that is told before it is said."""
-        waiting = self._untold.get((table, group))
-        if waiting is not None and not waiting.sent:
+        if (table, group) in self._untold:  # it has not begun: one connection inserts and notifies
             return
-        job = self._untold[table, group] = Notify(table, group)
+        self._untold.add((table, group))
+        job = Notify(table, group)
         job.then = partial(self._told, job)
         self._publishing.submit(job)
 
     def _told(self, job: Notify) -> None:
-        if self._untold.get((job.channel, job.group)) is job:
-            del self._untold[job.channel, job.group]
+        self._untold.remove((job.channel, job.group))
         if not isinstance(job.error, ConnectionBroken):  # that is the life's, which says so
             self._say(_TELL, job.error)
 
@@ -156,7 +155,7 @@ class Listener:
                         with trio.fail_after(ANSWER + HEARING):
                             await self.open()
                     await self._hear()
-                except (psycopg.Error, ConnectionBroken, LinkRefused, trio.TooSlowError, UnicodeDecodeError) as error:
+                except (psycopg.Error, ConnectionBroken, LinkRefused, trio.TooSlowError) as error:
                     self._say(_LISTEN, error if str(error) else TimeoutError("no answer in time"))
                 self._close()
                 if trio.current_time() > since + PAUSE[1]:  # it was connected

@@ -33,7 +33,8 @@ class Notify(Job):
         """As `Work.run`. A transaction of its own: where it fails nothing else does."""
         self.error = None
         try:
-            await connection.execute(b"SELECT pg_notify(%s, %s)", [self.channel, payload(self.group)])
+            told = [self.channel, payload(self.group)]
+            await connection.execute(b"SELECT pg_notify(%s, %s)", told, prepare=False)  # nobody has to unprepare it
         except psycopg.Error as error:
             if connection.closed:
                 raise
