@@ -152,7 +152,10 @@ def database(databases: Databases) -> Generator[str, None, None]:
 
 @pytest.fixture(scope="session")
 def pooler(postgres: str) -> Generator[str, None, None]:
-    """The URL of a pgbouncer in front of that server, in transaction mode: skipped where it cannot be had."""
+    """The URL of a pgbouncer in front of that server, in transaction mode.
+
+    Where it cannot be had that is a skip, and under `--require postgres` a failure: Debian stable has it.
+    """
     with ExitStack() as stack:
         try:
             url = stack.enter_context(pgbouncer(postgres, **TURNS))

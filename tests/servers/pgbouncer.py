@@ -25,7 +25,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.servers.postgres import NOBODY, free_port, run_as
 
-__all__ = ["NotHere", "pgbouncer"]
+__all__ = ["NotHere", "find", "pgbouncer"]
 
 START: Final = 20.0
 """Seconds within which it answers."""
@@ -38,7 +38,11 @@ class NotHere(Exception):
 
 @cache
 def _binary() -> Path:
-    """Of the system, or the cached one. Raises `NotHere`."""
+    return find()
+
+
+def find() -> Path:
+    """The program: the system's, or the cached one. Raises `NotHere`."""
     if found := shutil.which("pgbouncer", path=PATH):
         return Path(found)
     if not Path("/etc/debian_version").exists() or shutil.which("apt-get") is None:
@@ -96,7 +100,7 @@ def pgbouncer(url: str, **settings: str) -> Generator[str, None, None]:
         port = free_port()
         to = {key: value for key, value in conninfo_to_dict(url).items() if key in {"host", "port", "user", "password"}}
         lines = {"listen_addr": "127.0.0.1", "listen_port": port, "unix_socket_dir": "", "auth_type": "any"}
-        lines |= {"pool_mode": "transaction", "ignore_startup_parameters": "extra_float_digits", **settings}
+        lines |= {"pool_mode": "transaction", **settings}
         configured = folder / "pgbouncer.ini"
         configured.write_text(
             f"[databases]\n* = {' '.join(f'{key}={value}' for key, value in to.items())}\n"
