@@ -89,9 +89,11 @@ async def measured(database: str, queue: Table[bytes]) -> dict[str, int]:
         found["claim of 1"] = pages(database, lock.texts.claim, {"group": None, "over": [], "room": 1})
         ((key, *_),) = await lock.rows(connection, lock.texts.claim, {"group": None, "over": [], "room": 1})
         for name, text in (("finish", lock.texts.finish), ("delay", lock.texts.delay)):
-            found[name] = pages(database, text, {"id": key, "seconds": 1.0})
+            found[name] = pages(database, text, {"ids": [key], "seconds": 1.0})
     else:
-        lease = PostgresLease(queue, None, Lease(60.0), subscription="test")
+        lease = PostgresLease(
+            queue, None, Lease(60.0), subscription="test", connect=lambda: TrioConnection.open(database)
+        )
         await lease.look(connection)
         found = {
             f"claim of {room}": pages(database, lease.texts.claim, lease._wanted(room, passing)) for room in (1, ROOM)
