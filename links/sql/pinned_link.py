@@ -20,9 +20,10 @@ import trio
 
 from links.abc import Link, Lost, Received, Settlement, Verdict
 from links.errors import ConnectionBroken, LeaseLost, LinkRefused, SettlementUnknown
-from links.sql.jobs import Passing, PinForm
+from links.sql.jobs import Passing
 from links.sql.passed_over import PassedOver
 from links.sql.patience import Patience
+from links.sql.pin import PinForm
 from links.sql.rows import Row, RowReader
 from links.sql.slot import Claimed, Order, Slot
 from links.sql.wakes import Tell, Wakes, wake_for

@@ -13,9 +13,10 @@ import trio
 from links.abc import Link, Lost, Settles, Source, beside
 from links.errors import CallBroken, LinkBroken, LinkError, LinkRefused
 from links.sql.database import Database
-from links.sql.jobs import Form, LeaseForm, Look, PinForm
+from links.sql.jobs import Form, LeaseForm, Look
 from links.sql.lease_link import LeaseLink
 from links.sql.patience import PATIENCE
+from links.sql.pin import PinForm
 from links.sql.pinned_link import PinnedLink
 from links.sql.publisher import SqlPublisher
 from links.sql.table import Table

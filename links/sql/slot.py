@@ -29,7 +29,8 @@ from links.errors import (
     TransactionEnded,
     TransactionHeld,
 )
-from links.sql.jobs import Passing, Pin
+from links.sql.jobs import Passing
+from links.sql.pin import Pin
 from links.sql.rows import Row
 from settlement.delivery import Delivery
 from settlement.sql import Verb

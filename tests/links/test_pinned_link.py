@@ -14,7 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from links.abc import Received, Settlement, Verdict, beside
 from links.errors import CallBroken, ConnectionBroken, LeaseLost, NotApplied, SettlementUnknown
 from links.sql import Table
-from links.sql.jobs import Passing, Settled
+from links.sql.jobs import Passing
+from links.sql.pin import Settled
 from links.sql.pinned_link import PinnedLink
 from links.sql.rows import Row
 from links.sql.wakes import Wakes

@@ -14,6 +14,7 @@ from psycopg.pq import TransactionStatus
 
 from actors import Subscription, open_runtime
 from links.errors import LinkRefused
+from links.sql import AdvisoryLock, SqlBroker
 from links.sql.postgres.session import is_pooled
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.transaction import transaction
@@ -238,3 +239,23 @@ async def test_the_sessions_of_others_stay_as_they_are(setting: Any, pooled: str
             await broker_of(queue).publisher(tables.table()).publish(b"a")
             found = await each_session(other, "SELECT current_setting('extra_float_digits')")
     assert {*found.values()} == {"2"}
+
+
+async def test_advisory_locks_need_a_session(database: str, pooled: str) -> None:
+    """S-2.7, issue 8: behind a pooler refused at start-up, with the way out; by `direct_url` they work."""
+    tables = PostgresTables(database, leased=False).create()
+    tables.add(b"a")
+    claim = AdvisoryLock("key {id}")
+    queue = SqlBroker(pooled).queue(tables.table(), claim=claim)
+    with pytest.raises(
+        LinkRefused, match=r"there is a pooler in front of the server.*direct_url=…\), or claim by Lease"
+    ):
+        async with open_link(queue):
+            pass
+    queue = SqlBroker(pooled, direct_url=database).queue(tables.table(), claim=claim)
+    async with open_link(queue) as link:
+        with trio.fail_after(10):
+            (received,) = await link.receive(1)
+        assert tables.run("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == [(1,)]
+        assert await link.settle([say(received, Finish())]) == [None]
+    assert tables.rows() == []

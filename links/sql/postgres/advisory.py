@@ -20,7 +20,8 @@ from psycopg.pq import TransactionStatus
 
 from links.abc import Verdict
 from links.errors import LeaseLost
-from links.sql.jobs import Passing, Settled
+from links.sql.jobs import Passing
+from links.sql.pin import Settled
 from links.sql.postgres.codes import is_of_the_row
 from links.sql.postgres.held_statements import AdvisoryStatements
 from links.sql.postgres.looked import Ignored

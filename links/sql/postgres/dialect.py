@@ -1,4 +1,4 @@
-"""PostgreSQL as a dialect: a server's database, with the lease form."""
+"""PostgreSQL as a dialect: a server's database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from links.sql.dialect import refuse_fifo
 from links.sql.life import Life
 from links.sql.postgres.codes import is_refusal
 from links.sql.postgres.listener import Listener
-from links.sql.postgres.session import begin
+from links.sql.postgres.session import begin, is_pooled
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.postgres.values import tolerate
 from links.sql.postgres.writer import PostgresWriter
@@ -60,7 +60,7 @@ class PostgresDialect:
 
     def life(self, wake: Tell) -> Life:
         """A new life, not yet begun."""
-        queues, publishing = (PostgresWriter(self.connect, self.name) for _ in range(2))
+        queues, publishing = (PostgresWriter(self.connect, self.session, self.name) for _ in range(2))
         if not self._listen:
             return Life(self.name, queues, publishing)
         direct = None if self.direct is None else self.direct.connect
@@ -89,6 +89,27 @@ class PostgresDialect:
             raise
         tolerate(connection)
         return connection
+
+    async def session(self) -> TrioConnection:
+        """A connection whose session of the server is ours alone, by `direct_url` where there is one.
+
+        Raises as `connect`, and `LinkRefused` behind a pooler. Cancellation: there is none.
+        """
+        connection = await (self.direct or self).connect()
+        try:
+            if not await is_pooled(connection):
+                return connection
+        except psycopg.Error as error:
+            connection.finish()
+            raise ConnectionBroken(f"{self.name}: {error}") from error
+        except BaseException:
+            connection.finish()
+            raise
+        connection.finish()
+        raise LinkRefused(
+            f"{self.name}: there is a pooler in front of the server, so a session and its locks are not ours alone; "
+            "name the server itself by SqlBroker(…, direct_url=…), or claim by Lease(seconds) or RowLock()"
+        )
 
     async def _check(self, connection: TrioConnection) -> None:
         if connection.info.server_version < _OLDEST:

@@ -26,7 +26,8 @@ from links.errors import (
     SettlementUnknown,
     TransactionEnded,
 )
-from links.sql.jobs import Passing, Settled
+from links.sql.jobs import Passing
+from links.sql.pin import Settled
 from links.sql.postgres.codes import is_again, is_reshaped
 from links.sql.postgres.held_statements import HeldStatements
 from links.sql.postgres.lent import LentConnection

@@ -25,7 +25,8 @@ from psycopg.pq import TransactionStatus
 
 from links.abc import Verdict
 from links.errors import LeaseLost
-from links.sql.jobs import Passing, Settled
+from links.sql.jobs import Passing
+from links.sql.pin import Settled
 from links.sql.postgres.codes import is_again, is_doomed
 from links.sql.postgres.held_statements import RowLockStatements
 from links.sql.postgres.pin import PinnedForm, PostgresPin, bound, first_line, not_applied, results

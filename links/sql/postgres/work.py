@@ -91,9 +91,9 @@ class _Whole(Generic[J]):
 
 
 class _Look(_Whole[Look]):
-    def __init__(self, job: Look, connect: Connect) -> None:
+    def __init__(self, job: Look, connect: Connect, session: Connect) -> None:
         super().__init__(job)
-        self._connect = connect
+        self._connect, self._session = connect, session
 
     async def work(self, connection: TrioConnection) -> None:
         job = self.job
@@ -110,7 +110,8 @@ class _Look(_Whole[Look]):
             case RowLock():
                 form = PostgresRowLock(*asked, **names)
             case AdvisoryLock():
-                form = PostgresAdvisory(*asked, **names)
+                (await self._session()).finish()  # refused now, behind a pooler
+                form = PostgresAdvisory(*asked, **{**names, "connect": self._session})
         await form.look(connection)
         job.form = form
 
@@ -360,8 +361,8 @@ _EACH: Mapping[type[Job], Callable[[Any], Work]] = {
 class PostgresWork:
     """One connection's: it remembers what it has learned of the tables that are inserted into."""
 
-    def __init__(self, connect: Connect) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connect, session: Connect) -> None:
+        self._connect, self._session = connect, session
         self._inserters: dict[tuple[Table[Any], str | None], PostgresInserter] = {}
 
     def of(self, job: Job) -> Work:
@@ -373,7 +374,7 @@ class PostgresWork:
                 inserter = self._inserters[target] = PostgresInserter(*target)
             return _Insert(job, inserter)
         if isinstance(job, Look):
-            return _Look(job, self._connect)
+            return _Look(job, self._connect, self._session)
         if isinstance(job, Purge):
             return _Purge(job)
         if isinstance(job, Notify):

@@ -11,7 +11,6 @@ A cancellation leaves nothing behind: `run` is shielded, and ends when its owner
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import psycopg
@@ -20,6 +19,7 @@ import trio
 from links.errors import ConnectionBroken, LinkRefused
 from links.sql.job_queue import JobQueue
 from links.sql.jobs import Job
+from links.sql.postgres.pin import Connect
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.postgres.work import PostgresWork, Work
 
@@ -36,12 +36,15 @@ _PAUSE: Final = 1.0
 
 
 class PostgresWriter(JobQueue):
-    """One connection's jobs. `connect` raises `LinkRefused`, `ConnectionBroken`."""
+    """One connection's jobs. `connect` and `session` raise `LinkRefused`, `ConnectionBroken`.
 
-    def __init__(self, connect: Callable[[], Awaitable[TrioConnection]], name: str) -> None:
+    `session`: a connection whose session of the server nobody else gets.
+    """
+
+    def __init__(self, connect: Connect, session: Connect, name: str) -> None:
         super().__init__(name)
         self._connect = connect
-        self._work = PostgresWork(connect)
+        self._work = PostgresWork(connect, session)
         self._connection: TrioConnection | None = None
         self._opened = 0.0
         self._closing = False
