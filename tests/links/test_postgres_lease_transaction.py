@@ -431,17 +431,22 @@ async def test_where_the_server_has_no_connection_left_the_handler_is_told(
 
 async def test_no_connection_outlives_the_link(tables: PostgresTables) -> None:
     """S-8.5: neither one that is free, nor one that is still lent."""
-    tables.add(b"b")
+    tables.add(b"b", b"c")
     queue = tables.broker().queue(tables.table())
     async with queue.broker.connect():
         async with queue.attach("test", lambda *_: None, 5.0) as link:
-            first, second = await link.receive(2)
-            await write(first.delivery)
+            first, second, third = await link.receive(3)
+            async with transaction(first.delivery) as free:  # it is held here, so that it is not closed by itself
+                await free.execute(NOTE, [b"a"])
             assert list(await link.settle(finish([first]))) == [None]
             lent = transaction(second.delivery)
             connection = await lent.__aenter__()
             await connection.execute(NOTE, [b"b"])
-            assert backends(tables) == 3
+            assert connection.info.backend_pid == free.info.backend_pid, "one was free"
+            async with transaction(third.delivery) as third_one:
+                assert third_one.info.backend_pid != free.info.backend_pid
+            assert list(await link.settle(finish([third]))) == [None]
+            assert backends(tables) == 4
         await until(lambda: backends(tables) == 2)
         with pytest.raises((TransactionHeld, psycopg.OperationalError)):
             await connection.execute("SELECT 1")

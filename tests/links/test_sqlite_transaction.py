@@ -17,7 +17,7 @@ from links.errors import CallBroken, LeaseLost, PublishNotAccepted, TransactionH
 from links.sql import Lease, transaction
 from links.sql.sqlite.connection import SqliteConnection
 from settlement import Ack, DeadLetter, Delivery, Drop, Ledger, Outcome, Policy, Retry, RetryAfter
-from tests.links.sqlite_kit import Database, Foreigner, finish, open_link, until
+from tests.links.sqlite_kit import Database, Foreigner, Gate, finish, open_link, until
 
 Handler = Callable[[Delivery[Any]], Awaitable[Outcome | None]]
 NOTE = "INSERT INTO notes VALUES (?)"
@@ -220,28 +220,30 @@ async def test_the_lease_rests_while_the_transaction_is_open(database: Database)
     assert (notes(database), database.rows()) == ([b"a"], [])
 
 
-async def test_an_extension_that_waits_for_the_file_does_not_keep_the_ack_waiting(database: Database) -> None:
-    """S-5.4: what was under way before the transaction began has ended by then."""
+async def test_it_begins_behind_an_extension_that_is_under_way(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-5.4: else the extension would wait for the lock of the transaction, and the Ack for the extension."""
+    gate, written = Gate(monkeypatch), trio.Event()
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        await write(delivery)
+        written.set()
+
     async with open_link(database.broker().queue(database.table())) as link, trio.open_nursery() as nursery:
         (received,) = await link.receive(1)
-        with Foreigner(database):
-            nursery.start_soon(link.extend, [received])
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            nursery.start_soon(write, received.delivery)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-        await until(lambda: database_is_locked(database))
-        with trio.fail_after(3):
+        gate.shut()
+        nursery.start_soon(link.extend, [received])
+        await until(lambda: gate.entered)
+        nursery.start_soon(handler, received.delivery)
+        with trio.move_on_after(0.5):
+            await written.wait()
+        assert not written.is_set()
+        gate.open()
+        with trio.fail_after(5):
+            await written.wait()
             assert list(await link.settle(finish([received]))) == [None]
     assert (notes(database), database.rows()) == ([b"a"], [])
-
-
-def database_is_locked(database: Database) -> bool:
-    with sqlite3.connect(database.path, timeout=0) as connection:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            return True
-        return False
 
 
 async def test_a_lease_that_was_lost_before_it_began_is_found_out_by_the_ack(database: Database) -> None:
