@@ -16,6 +16,7 @@ import sqlalchemy
 import sqlalchemy.orm
 import trio
 
+from links.errors import LinkRefused
 from links.sql import AdvisoryLock, SqlBroker
 from settlement import Policy
 from settlement.sql import Finish, MoveToTable
@@ -186,3 +187,24 @@ async def test_what_the_page_says_of_own_inserts(database: str, way: str) -> Non
                 assert bodies(await link.receive(1)) == [b"by hand"]
             with trio.move_on_after(0.3):
                 await link.receive(1)
+
+
+@pytest.mark.sqlite
+async def test_the_class_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row comes as its instance; what the page says is refused is refused."""
+    names: dict[str, Any] = {}
+    for program in blocks("python"):
+        exec(program, names)  # noqa: S102 -- our own page
+    capsys.readouterr()
+    path = tmp_path / "q.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("CREATE TABLE invoices (id INTEGER PRIMARY KEY, customer TEXT, paid INT, locked_until REAL)")
+        database.execute("INSERT INTO invoices (customer) VALUES ('alice')")
+        queue = SqlBroker(f"sqlite:///{path}").queue(names["INVOICES"])
+        async with queue.broker.connect(), attached(queue) as link:
+            (received,) = await link.receive(1)
+            assert received.delivery.message == names["Invoice"](1, "alice")
+        database.execute("ALTER TABLE invoices RENAME customer TO buyer")
+        with pytest.raises(LinkRefused, match="no column 'customer' for that field of Invoice"):
+            async with queue.broker.connect(), attached(queue):
+                pass

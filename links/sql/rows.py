@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from links.abc import Received
 from links.sql.headers import dump_row, load
+from links.sql.row_class import maker
 from links.sql.table import Table
 from settlement.attempts import attempt, header_count
 from settlement.delivery import NO_HEADERS, Delivery, made
@@ -61,6 +62,7 @@ class RowReader(Generic[R]):
         self._source = source
         self._counted = table.attempt is not None
         self._whole = table.payload is None
+        self._made = None if table.row is None else maker(table.row)
 
     def read(self, row: Row, expires: float | None, handle: object = None) -> Received[R]:
         """One delivery; its token is (id, locked_until, attempt) as they are stored now.
@@ -82,6 +84,8 @@ class RowReader(Generic[R]):
             if self._whole:
                 message = row[6]
                 body = dump_row(message)
+                if self._made is not None:
+                    message = self._made(message)
             else:
                 body = message = payload if type(payload) is bytes else _body(payload)
         except Exception as error:  # noqa: BLE001

@@ -11,11 +11,13 @@ from typing import Any, Generic, TypeVar, overload
 import attrs
 
 from links.sql.postgres.ddl import ddl as postgres_ddl
+from links.sql.row_class import fields_of
 from links.sql.sqlite.ddl import ddl as sqlite_ddl
 
 __all__ = ["Table", "split"]
 
 R = TypeVar("R")
+M = TypeVar("M")
 
 _ROLES = (
     "id",
@@ -46,7 +48,7 @@ class Table(Generic[R]):
     None, the default of every role but `id`, says that the table has no such column.
 
     `ddl("sqlite")` is a table that fits. Raises `ValueError` for an empty name, a name such as "a.b.c", one column in
-    two roles, a generated column that plays no role, or fifo without a group.
+    two roles, a generated column that plays no role, fifo without a group, or a row class beside a payload.
 
     Attributes:
         name: `"table"` or `"schema.table"`; quoted wherever it is used.
@@ -70,6 +72,9 @@ class Table(Generic[R]):
             its name alone.
         fifo: Is each group consumed strictly in order, one row in work at a time over all processes? False by default.
             It needs a group; every program that consumes the table must say the same.
+        row: In row mode the class that the message is an instance of: attrs, dataclass or msgspec.Struct; a column goes
+            to the field of its name, as it is (a Struct converts it, not strictly), other columns are left out. None,
+            the default: a `dict`.
     """
 
     name: str
@@ -85,6 +90,7 @@ class Table(Generic[R]):
     headers: str | None
     generated: frozenset[str]
     fifo: bool
+    row: type[Any] | None
 
     @overload
     def __init__(
@@ -103,6 +109,7 @@ class Table(Generic[R]):
         headers: str | None = None,
         generated: Iterable[str] = (),
         fifo: bool = False,
+        row: None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -121,6 +128,26 @@ class Table(Generic[R]):
         headers: str | None = None,
         generated: Iterable[str] = (),
         fifo: bool = False,
+        row: None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Table[M],
+        name: str,
+        *,
+        id: str,
+        payload: None = None,
+        group: str | None = None,
+        priority: str | None = None,
+        partition_key: str | None = None,
+        retry_after: str | None = None,
+        attempt: str | None = None,
+        processed_at: str | None = None,
+        locked_until: str | None = None,
+        headers: str | None = None,
+        generated: Iterable[str] = (),
+        fifo: bool = False,
+        row: type[M],
     ) -> None: ...
     def __init__(
         self,
@@ -138,6 +165,7 @@ class Table(Generic[R]):
         headers: str | None = None,
         generated: Iterable[str] = (),
         fifo: bool = False,
+        row: type[Any] | None = None,
     ) -> None:
         columns = frozenset([generated] if isinstance(generated, str) else generated)
         fill: Callable[..., None] = getattr(self, "__attrs_init__")  # noqa: B009 -- made by attrs, unknown to pyright
@@ -155,6 +183,7 @@ class Table(Generic[R]):
             headers,
             columns,
             fifo,
+            row,
         )
 
     def __attrs_post_init__(self) -> None:
@@ -171,6 +200,10 @@ class Table(Generic[R]):
             played[column] = role
         if strangers := sorted(self.generated - played.keys()):
             raise ValueError(f"generated must name columns that play a role in {self.name!r}, not {strangers}")
+        if self.row is not None:
+            fields_of(self.row)
+        if self.row is not None and self.payload is not None:
+            raise ValueError(f"row must be None where there is a payload column, not {self.row!r}: use decode=…")
         if self.fifo and self.group is None:
             raise ValueError(f"fifo must be False for {self.name!r}, which has no group column: name one by group=…")
 

@@ -247,9 +247,7 @@ async def test_advisory_locks_need_a_session(database: str, pooled: str) -> None
     tables.add(b"a")
     claim = AdvisoryLock("key {id}")
     queue = SqlBroker(pooled).queue(tables.table(), claim=claim)
-    with pytest.raises(
-        LinkRefused, match=r"there is a pooler in front.*direct_url=…\), or claim by Lease"
-    ):
+    with pytest.raises(LinkRefused, match=r"there is a pooler in front.*direct_url=…\), or claim by Lease"):
         async with open_link(queue):
             pass
     queue = SqlBroker(pooled, direct_url=database).queue(tables.table(), claim=claim)

@@ -94,6 +94,7 @@ queue = memory.queue("orders")
 sql = SqlBroker("sqlite:///orders.db")
 payloads = sql.queue(Table("orders", id="id", payload="body", locked_until="lease"))
 rows = sql.queue(Table("rows", id="id", locked_until="lease"))
+orders = sql.queue(Table("orders", id="id", locked_until="lease", row=Order))
 
 # --- the handler's message is not what decode makes, or the source hands out
 
@@ -104,6 +105,9 @@ Subscription(queue, charge, decode=order_of_text)  # wrong
 Subscription(payloads, row)  # wrong
 Subscription(rows, raw)  # wrong
 Subscription(rows, charge, decode=order)  # wrong
+Subscription(orders, row)  # wrong
+Subscription(orders, bill)  # wrong
+Subscription(orders, charge, decode=order)  # wrong
 mistaken: Subscription[Invoice] = Subscription(queue, charge, decode=order)  # wrong
 
 # --- what the handler returns is no outcome, or it is no handler
@@ -151,6 +155,9 @@ Subscription(rabbit.queue("orders"), charge)  # wrong
 AmqpBroker(5672)  # wrong
 AmqpBroker("amqp://localhost", password=5)  # wrong
 Table("orders", payload="body")  # wrong
+Table("orders", id="id", payload="body", row=Order)  # wrong
+Table("orders", id="id", row=Order(1))  # wrong
+Table("orders", id="id", group="account", fifo="yes")  # wrong
 
 
 def one_argument(delivery: Delivery[Any]) -> Retry:

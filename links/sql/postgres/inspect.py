@@ -18,6 +18,7 @@ from links.sql.postgres.plans import unmarked, unserved
 from links.sql.postgres.schema import LONGEST, TIME, PostgresSchema, kind_of, read_schema
 from links.sql.postgres.statements import LeaseStatements, Rows
 from links.sql.postgres.trio_connection import TrioConnection
+from links.sql.row_class import lacking
 from links.sql.table import Table
 from settlement.sql import AdvisoryLock, ClaimForm, Lease, RowLock
 
@@ -72,6 +73,11 @@ async def inspect(
                 f"{here}: there is no column {column!r} for the role {role}; it has {', '.join(schema.names)}; "
                 "add the column, or leave the role out of Table(…)"
             )
+    if table.row is not None and (fields := lacking(table.row, schema.names)):
+        raise LinkRefused(
+            f"{here}: there is no column {fields[0]!r} for that field of {table.row.__name__}, which has no default; "
+            f"it has {', '.join(schema.names)}; add the column, or give the field a default"
+        )
     _check_times(table, schema, here)
     _check_message(table, schema, here)
     _check_attempt(table, schema, here)

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from links.errors import LinkRefused
+from links.sql.row_class import lacking
 from links.sql.sqlite.defaults import evaluate
 from links.sql.sqlite.plans import unmarked, unserved
 from links.sql.sqlite.schema import SqliteSchema, explain, read_schema, where
@@ -57,6 +58,11 @@ def inspect(
                 f"{here}: there is no column {column!r} for the role {role}; it has {', '.join(schema.names)}; "
                 "add the column, or leave the role out of Table(…)"
             )
+    if table.row is not None and (fields := lacking(table.row, schema.names)):
+        raise LinkRefused(
+            f"{here}: there is no column {fields[0]!r} for that field of {table.row.__name__}, which has no default; "
+            f"it has {', '.join(schema.names)}; add the column, or give the field a default"
+        )
     _check_replaces(schema, here)
     _check_times(table, schema, here)
     _check_attempt(table, schema, here)
