@@ -32,6 +32,7 @@ from links.sql.postgres.codes import is_again, is_reshaped
 from links.sql.postgres.held_statements import HeldStatements
 from links.sql.postgres.lent import LentConnection
 from links.sql.postgres.looked import Ignored, Looked
+from links.sql.postgres.session import as_before
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Row
 from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
@@ -197,7 +198,10 @@ class PostgresPin(Generic[T]):
         try:
             if status == TransactionStatus.IDLE:
                 raise psycopg.errors.InvalidSavepointSpecification("there is no transaction")
-            await connection.execute(b"RELEASE SAVEPOINT handling" if keep else b"ROLLBACK TO SAVEPOINT handling")
+            if keep:  # what it wrote stands; as whom, and where it looked for tables, is not how we say the verb
+                await results(connection, [*as_before(connection), "RELEASE SAVEPOINT handling"])
+            else:
+                await connection.execute(b"ROLLBACK TO SAVEPOINT handling")
         except psycopg.errors.InvalidSavepointSpecification:
             ended = True
         else:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from links.errors import LinkRefused
 from links.sql.postgres.trio_connection import TrioConnection
 
-__all__ = ["begin", "is_pooled"]
+__all__ = ["as_before", "begin", "is_pooled"]
 
 _SETTINGS: Final = {
     "DateStyle": "ISO",
@@ -21,6 +21,15 @@ _SETTINGS: Final = {
 }
 """What a database or a role may set otherwise: times and floats are read as they are, the order of day and month in a
 text stays; and each statement looks at what others have committed before it, not before its transaction."""
+
+
+_SET: Final = [f"set_config('{name}', '{value}', false)" for name, value in _SETTINGS.items()]
+
+
+def as_before(connection: TrioConnection) -> list[str]:
+    """Statements for a transaction that a handler had: whatever it has set for the session is as it was."""
+    said = ["RESET SESSION AUTHORIZATION", "RESET ROLE", "RESET ALL"]
+    return said if connection.pooled else [*said, f"SELECT {', '.join(_SET)}"]
 
 
 async def is_pooled(connection: TrioConnection) -> bool:
@@ -39,11 +48,8 @@ async def begin(connection: TrioConnection, where: str) -> None:
     Raises `LinkRefused` where it is not, or the server takes no writes; and `psycopg.Error`. Cancellation: there is a
     connection of no use.
     """
-    pooled = await is_pooled(connection)
-    said = [
-        f"current_setting('{name}')" if pooled else f"set_config('{name}', '{value}', false)"
-        for name, value in _SETTINGS.items()
-    ]
+    connection.pooled = pooled = await is_pooled(connection)
+    said = [f"current_setting('{name}')" for name in _SETTINGS] if pooled else _SET
     read_only, *found = await _row(connection, f"SELECT current_setting('transaction_read_only'), {', '.join(said)}")
     if read_only != "off":
         raise LinkRefused(

@@ -43,6 +43,8 @@ class TrioConnection(AsyncConnection[TupleRow]):
         self._turns = Turns()
         self.lock: Any = trio.Lock()  # an asyncio.Lock has the same two methods in use
         self._why_ended = ""
+        self.pooled = False
+        """Is its session not ours alone? Told by who has asked."""
         self.add_notice_handler(self._hear)
 
     @classmethod
