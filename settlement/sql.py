@@ -12,6 +12,7 @@ column; a lease and an advisory lock have counted when they took the row. D is t
 | `RetryAfter(d)` | due after d (counts); no retry_after column: put back (counts) | as `Retry`; d is ignored |
 | `DeadLetter` | as the cap reached | as the cap reached |
 
+A statement of the user's own for ack, drop, retry, retry_after or dead_letter is carried out in place of the verb.
 A name means a group where the table has groups, else another table with the same columns. Where a drain ends
 before the letter was published, the row is put back instead.
 """
@@ -19,6 +20,7 @@ before the letter was published, the row is put back instead.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from string import Formatter
 from typing import Any, TypeAlias
 
@@ -31,9 +33,11 @@ from settlement.plans import CapReached, DelayIgnored, Plan, Publish
 from settlement.policy import DeadLetter, Ending, Policy, Turn
 
 __all__ = [
+    "EVENTS",
     "AdvisoryLock",
     "ClaimForm",
     "Column",
+    "Custom",
     "Delay",
     "Facts",
     "Finish",
@@ -220,7 +224,31 @@ class MoveToTable:
         return f"move to table {self.table}"
 
 
-Verb: TypeAlias = Finish | PutBack | Delay | MoveToGroup | MoveToTable
+EVENTS = ("ack", "drop", "retry", "retry_after", "dead_letter")
+"""What a statement of the user's own may stand for."""
+
+
+@attrs.frozen
+class Custom:
+    """A statement of the user's own is carried out in place of ours.
+
+    Attributes:
+        event: What for, one of `EVENTS`.
+        text: The statement.
+        delay: Seconds, of retry_after; else None.
+        group: The dead letter's name, of dead_letter; else None, which is the row's own group.
+    """
+
+    event: str
+    text: str
+    delay: float | None = None
+    group: str | None = None
+
+    def __str__(self) -> str:
+        return f"the statement for {self.event}"
+
+
+Verb: TypeAlias = Finish | PutBack | Delay | MoveToGroup | MoveToTable | Custom
 
 
 @attrs.frozen
@@ -233,6 +261,7 @@ class Facts:
         has_attempt: Has the table an attempt column?
         has_retry_after: Has the table a retry_after column? Without one no delay can be kept.
         has_group: Has the table groups? Then a dead letter is one, else another table.
+        custom: Statements of the user's own, by their event; none by default.
     """
 
     queue: str
@@ -240,6 +269,7 @@ class Facts:
     has_attempt: bool
     has_retry_after: bool  # S-3.5
     has_group: bool  # S-4.6
+    custom: Mapping[str, str] = attrs.field(factory=dict[str, str])  # S-10.1
 
     @property
     def counts(self) -> bool:
@@ -278,6 +308,28 @@ _RETRY_COUNTED: Plan[Verb] = Plan(Line.RETRIED, PutBack(count=True))
 
 def decide(outcome: Ending, delivery: Delivery[Any], facts: Facts, policy: Policy) -> Plan[Verb]:
     """What `outcome` means for `delivery`; pure. The policy has passed `check`."""
+    plan = _usual(outcome, delivery, facts, policy)
+    return _own(plan, outcome, facts, policy) if facts.custom else plan
+
+
+def _own(plan: Plan[Verb], outcome: Ending, facts: Facts, policy: Policy) -> Plan[Verb]:
+    """The statement of the user's own as the verb, where there is one for this event."""
+    delay = group = None
+    if plan.line is Line.DEAD_LETTERED:
+        event, group = "dead_letter", policy.dead_letter_name
+    elif isinstance(outcome, RetryAfter):
+        event, delay = "retry_after", outcome.delay
+    else:
+        event = {Line.ACKED: "ack", Line.DROPPED: "drop"}.get(plan.line, "retry")
+    text = facts.custom.get(event)
+    if text is None:
+        return plan
+    if delay is not None:  # whatever keeps it, it is no column of ours
+        return Plan(Line.DELAYED, Custom(event, text, delay))
+    return attrs.evolve(plan, verb=Custom(event, text, None, group))
+
+
+def _usual(outcome: Ending, delivery: Delivery[Any], facts: Facts, policy: Policy) -> Plan[Verb]:
     match outcome:
         case Ack():
             return _ACK

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import trio
@@ -82,16 +84,25 @@ class SqlBroker(Broker):
         claim: ClaimForm | None = None,
         limit: int | None = None,
         poll_interval: float | None = None,
+        custom: Mapping[str, str] = MappingProxyType({}),
     ) -> SqlQueue[R]:
         """A queue: the table, or one group of it. No I/O.
 
         `claim`: `Lease(duration)`, or on PostgreSQL `RowLock()`; None: by the table's columns, where locked_until means
         `Lease(30.0)`, and none of it `RowLock()`. `limit`: how many deliveries may be unsettled at once, 1 or more;
         None: concurrency × size. `poll_interval`: seconds above 0; None: the broker's. Raises `ValueError` for a claim
-        form that this table or this database has not, or a group where the table has none (or the reverse).
+        form that this table or this database has not, or a group where the table has none (or the reverse), and for a
+        `custom` statement of an unknown event or name.
+
+        `custom`: statements of your own, one for each event that shall have one: "ack", "drop", "retry", "retry_after",
+        "dead_letter". Each is carried out in place of the library's, in the transaction that settles the row, and must
+        touch 1 row or more (or, a SELECT, give as many): else the row is *not applied*, and it is said again. It binds
+        `:id`, `:token` (locked_until), `:attempt` (as the table has it), `:now`, `:delay` (seconds, of retry_after) and
+        `:group` (of dead_letter the dead letter's name, else the row's group). Under a lease it runs if the row is ours
+        still; it must let go of the row, by deleting it or emptying locked_until.
         """
         interval = self.poll_interval if poll_interval is None else seconds("poll_interval", poll_interval, zero=False)
-        queue = SqlQueue(self._database, table, group, claim=claim, limit=limit, poll_interval=interval)
+        queue = SqlQueue(self._database, table, group, claim=claim, limit=limit, poll_interval=interval, custom=custom)
         self._route(queue.name, table, group)
         return queue
 

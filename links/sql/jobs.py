@@ -6,7 +6,7 @@ and may do so again after a ROLLBACK: so it sets results and changes nothing els
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
@@ -118,11 +118,12 @@ class Look(Job):
         *,
         subscription: str,
         dead_letter: str | None,
+        custom: Mapping[str, str],
         patience: float,
     ) -> None:
         super().__init__(patience)
         self.table, self.group, self.claim = table, group, claim
-        self.subscription, self.dead_letter = subscription, dead_letter
+        self.subscription, self.dead_letter, self.custom = subscription, dead_letter, custom
         self.form: Form | None = None
         """What the other jobs of this queue are for; None: not looked yet."""
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from links.abc import Verdict
 from links.sql.rows import Token
+from settlement.sql import Verb
 
 __all__ = ["Lender", "Loan"]
 
@@ -29,8 +30,8 @@ class Loan(Protocol):
         """What was lent is of no more use; a plain call."""
         ...
 
-    async def finish(self, token: Token) -> Verdict:
-        """Finish the row that this token holds, and commit that and the handler's writes together.
+    async def finish(self, token: Token, verb: Verb) -> Verdict:
+        """Carry out an ack's verb on the row that this token holds, and commit it and the handler's writes together.
 
         *Not applied*: the transaction stands as before, and this may be called again. Else it has ended. Cancellation:
         `give_up` tells.

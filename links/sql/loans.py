@@ -11,7 +11,7 @@ it, so where the token is gone the writes are, too.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import trio
 
@@ -21,6 +21,7 @@ from links.sql.holdings import Holdings
 from links.sql.lender import Lender, Loan
 from settlement.delivery import Delivery
 from settlement.ledger import Line
+from settlement.sql import Verb
 
 __all__ = ["Leased", "Loans"]
 
@@ -139,7 +140,9 @@ class Loans:
         done: dict[Settlement, Verdict] = {}
 
         async def end(each: Settlement, loan: Loan) -> None:
-            done[each] = await (loan.finish(each.received.token) if each in acked else loan.undo())
+            done[each] = await (
+                loan.finish(each.received.token, cast("Verb", each.plan.verb)) if each in acked else loan.undo()
+            )
 
         for each in settlements:
             self.take_back(_handle(each.received))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -12,6 +12,7 @@ import trio
 
 from links.abc import Link, Lost, Settles, Source, beside
 from links.errors import CallBroken, LinkBroken, LinkError, LinkRefused
+from links.sql.custom import check_custom
 from links.sql.database import Database
 from links.sql.jobs import Form, LeaseForm, Look
 from links.sql.lease_link import LeaseLink
@@ -45,6 +46,7 @@ class SqlQueue(Source[R]):
         claim: sql.ClaimForm | None,
         limit: int | None,
         poll_interval: float,
+        custom: Mapping[str, str],
     ) -> None:
         table.check_group(group)
         self._form = form = database.dialect.form(claim, table)
@@ -63,6 +65,7 @@ class SqlQueue(Source[R]):
             has_attempt=table.attempt is not None,
             has_retry_after=table.retry_after is not None,
             has_group=table.group is not None,
+            custom=check_custom(custom),
         )
 
     def __repr__(self) -> str:
@@ -151,9 +154,16 @@ class SqlQueue(Source[R]):
         life = self._database.life
         wakes = Wakes(self._poll_interval)
         with life.link(), self._database.attached(self.table, self.group, subscription, wakes):
-            dead = policy.dead_letter if isinstance(policy.dead_letter, str) and self.table.group is None else None
+            custom = self._facts.custom
+            moves = isinstance(policy.dead_letter, str) and self.table.group is None and "dead_letter" not in custom
             look = Look(
-                self.table, self.group, self._form, subscription=subscription, dead_letter=dead, patience=PATIENCE
+                self.table,
+                self.group,
+                self._form,
+                subscription=subscription,
+                dead_letter=policy.dead_letter_name if moves else None,
+                custom=custom,
+                patience=PATIENCE,
             )
             await life.queues.carry_out(look)
             error = look.error

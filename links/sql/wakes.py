@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import trio
 
-from settlement.sql import Delay, MoveToGroup, MoveToTable, PutBack, Verb
+from settlement.sql import Custom, Delay, MoveToGroup, MoveToTable, PutBack, Verb
 
 __all__ = ["Tell", "Wakes", "wake_for"]
 
@@ -77,8 +77,10 @@ def wake_for(verb: Verb, table: str, wakes: Wakes, tell: Tell) -> None:
     match verb:
         case Delay(seconds):
             wakes.wake_at(trio.current_time() + seconds)
-        case PutBack():
+        case PutBack() | Custom(event="retry"):
             wakes.wake()
+        case Custom(delay=float(seconds)):
+            wakes.wake_at(trio.current_time() + seconds)
         case MoveToGroup(group):
             tell(table, group)
         case MoveToTable(other):

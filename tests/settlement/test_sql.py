@@ -17,8 +17,10 @@ from settlement.outcomes import Ack, Drop, Retry, RetryAfter
 from settlement.plans import CapReached, DelayIgnored, Plan, Publish
 from settlement.policy import DeadLetter, Ending, Policy
 from settlement.sql import (
+    EVENTS,
     AdvisoryLock,
     Column,
+    Custom,
     Delay,
     Facts,
     Finish,
@@ -291,3 +293,39 @@ def test_an_isolation_level_is_one_of_four(isolation: Any) -> None:
     """S-8.7: refused at construction."""
     with pytest.raises(ValueError, match=r"^RowLock\(isolation\) must be one of read uncommitted, read committed, "):
         RowLock(isolation)
+
+
+OWN = Facts(
+    "orders",
+    RowLock(),
+    has_attempt=True,
+    has_retry_after=False,
+    has_group=False,
+    custom={event: f"say {event}" for event in EVENTS},
+)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "delivery", "line", "verb"),
+    [
+        (Ack(), FIRST, Line.ACKED, Custom("ack", "say ack")),
+        (Drop(), FIRST, Line.DROPPED, Custom("drop", "say drop")),
+        (Retry(), FIRST, Line.RETRIED, Custom("retry", "say retry")),
+        (RetryAfter(9.0), FIRST, Line.DELAYED, Custom("retry_after", "say retry_after", 9.0)),
+        (Retry(), LAST, Line.DEAD_LETTERED, Custom("dead_letter", "say dead_letter", None, "dead")),
+        (RetryAfter(9.0), LAST, Line.DEAD_LETTERED, Custom("dead_letter", "say dead_letter", None, "dead")),
+        (DeadLetter(), FIRST, Line.DEAD_LETTERED, Custom("dead_letter", "say dead_letter", None, "dead")),
+    ],
+)
+def test_statements_of_the_users_own(outcome: Ending, delivery: Delivery[bytes], line: Line, verb: Verb) -> None:
+    """S-10.1: in place of the verb; the rest of the plan stays, and a delay needs no column of ours."""
+    plan = decide(outcome, delivery, OWN, BOTH)
+    assert (plan.line, plan.verb, plan.before) == (line, verb, ())
+
+
+def test_only_what_has_a_statement_is_replaced() -> None:
+    """S-10.1."""
+    facts = attrs.evolve(OWN, custom={"ack": "say ack"})
+    assert decide(Ack(), FIRST, facts, BOTH).verb == Custom("ack", "say ack")
+    assert decide(Drop(), FIRST, facts, BOTH).verb == Finish()
+    assert decide(Retry(), FIRST, facts, BOTH).verb == PutBack(count=True)

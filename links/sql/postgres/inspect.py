@@ -5,13 +5,15 @@ Asked when a link attaches, and again when the table's columns have changed unde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 import psycopg
 
 from links.errors import LinkRefused
+from links.sql.custom import for_psycopg
 from links.sql.postgres.codes import is_weather
 from links.sql.postgres.held_statements import AdvisoryStatements, RowLockStatements
 from links.sql.postgres.plans import unmarked, unserved
@@ -53,6 +55,7 @@ async def inspect(
     *,
     subscription: str,
     dead_letter: str | None = None,
+    custom: Mapping[str, str] = MappingProxyType({}),
 ) -> PostgresLook:
     """A look at a queue table, and at the table `dead_letter`, where rows shall move.
 
@@ -91,6 +94,9 @@ async def inspect(
                 )
     texts = _statements(table, schema, claim)
     await _prepare(connection, texts, here)
+    for event, text in custom.items():
+        if not text.lower().startswith("call"):  # a procedure's, of which there is no plan
+            await _explain(connection, texts, for_psycopg(text), here=here, what=f"custom[{event!r}]")
     warnings = _warnings(table, schema)
     if dead_letter is not None:
         warnings += await _check_dead_letter(connection, table, (schema, texts), dead_letter, here)
@@ -235,7 +241,7 @@ async def _prepare(connection: TrioConnection, texts: Rows, here: str) -> None:
 
 
 async def _explain(connection: TrioConnection, texts: Rows, text: str, *, here: str, what: str) -> None:
-    bound = _BOUND | {"seconds": texts.delays}
+    bound = _BOUND | {"seconds": texts.delays, "token": None, "attempt": None, "delay": None}
     try:
         await connection.execute(f"EXPLAIN {text}".encode(), bound, prepare=False)
     except psycopg.Error as error:

@@ -23,7 +23,7 @@ from links.sql.postgres.statements import LeaseStatements
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.postgres.values import array
 from links.sql.rows import Row, Token
-from settlement.sql import Delay, Finish, MoveToGroup, PutBack, Verb, lease_of
+from settlement.sql import Custom, Delay, Finish, MoveToGroup, PutBack, Verb, lease_of
 
 __all__ = ["PostgresLease"]
 
@@ -186,6 +186,14 @@ class PostgresLease(Looked[LeaseStatements]):
     async def move(self, connection: TrioConnection, token: Token, to: str) -> bool:
         """As `Looked.moved`, by its token."""
         return await self.moved(connection, self._bound([token]), to, token[0])
+
+    async def custom(self, connection: TrioConnection, token: Token, verb: Custom) -> bool:
+        """As `Looked.carry_out`, where the row is still ours; False: it is not, or somebody has locked it."""
+        async with connection.transaction():
+            if not await self.rows(connection, self.texts.hold, self._bound([token])):
+                return False
+            await self.carry_out(connection, verb, token)
+        return True
 
     async def holds(self, connection: TrioConnection, tokens: Sequence[Token]) -> set[int]:
         """Which of these rows are still ours? Raises `psycopg.Error`."""

@@ -27,11 +27,12 @@ from links.errors import (
     TransactionEnded,
 )
 from links.sql.postgres.lent import LentConnection
+from links.sql.postgres.looked import Ignored
 from links.sql.postgres.pin import Connect
 from links.sql.postgres.session import begin
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Token
-from settlement.sql import Finish, Verb
+from settlement.sql import Custom, Verb
 
 __all__ = ["PostgresLender", "PostgresLoan", "Says"]
 
@@ -51,6 +52,10 @@ class Says(Protocol):
 
     async def say(self, connection: TrioConnection, verbs: Sequence[Verb], tokens: Sequence[Token]) -> set[int]:
         """Carry these out; the places of those that were touched."""
+        ...
+
+    async def custom(self, connection: TrioConnection, token: Token, verb: Custom) -> bool:
+        """Carry this out; False: the row is not ours. Raises `Ignored` where it touched nothing."""
         ...
 
     async def holds(self, connection: TrioConnection, tokens: Sequence[Token]) -> set[int]:
@@ -160,14 +165,14 @@ class PostgresLoan:
             self._lent.end()
             self._lent = None
 
-    async def finish(self, token: Token) -> Verdict:
+    async def finish(self, token: Token, verb: Verb) -> Verdict:
         """As `Loan.finish`."""
         connection = self._connection
         assert connection is not None, "it is open"  # noqa: S101 -- an invariant of ours
         verdict = self._unfit(connection)
         if verdict is None:
             try:
-                verdict = await self._finish(connection, token)
+                verdict = await self._finish(connection, token, verb)
             except psycopg.Error as error:
                 verdict = self._broken(connection, error)
                 verdict.__cause__ = error
@@ -194,7 +199,7 @@ class PostgresLoan:
             case _:
                 return LeaseLost("a statement of the handler's was still under way; it is rolled back")
 
-    async def _finish(self, connection: TrioConnection, token: Token) -> Verdict:
+    async def _finish(self, connection: TrioConnection, token: Token, verb: Verb) -> Verdict:
         form = self._lender.form
         try:
             await connection.execute(_OURS)
@@ -203,15 +208,18 @@ class PostgresLoan:
         why = (
             "it touched no row, although the lease is ours: another transaction has locked it, or a trigger ignores it"
         )
-        cause: psycopg.Error | None = None
+        cause: Exception | None = None
         try:
-            done = bool(await form.say(connection, [Finish()], [token]))
+            if isinstance(verb, Custom):
+                done = await form.custom(connection, token, verb)
+            else:
+                done = bool(await form.say(connection, [verb], [token]))
             if not done and not await form.holds(connection, [token]):
                 return LeaseLost(
                     "the lease was lost: the row is gone, or was claimed or changed by somebody else; what the handler "
                     "wrote is rolled back"
                 )
-        except psycopg.Error as error:
+        except (psycopg.Error, Ignored) as error:
             if connection.closed:
                 raise
             done, cause, why = False, error, _first_line(error)

@@ -9,19 +9,22 @@ Cancellation, anywhere: the statement is cancelled on the server, and took effec
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar, cast
 
 import psycopg
 import trio
 
 from links.errors import LinkRefused
+from links.sql.custom import for_psycopg
 from links.sql.postgres.inspect import inspect
 from links.sql.postgres.schema import PostgresSchema, fingerprint, quote, quote_table, read_schema
 from links.sql.postgres.statements import Rows
 from links.sql.postgres.trio_connection import TrioConnection
-from links.sql.rows import Row
+from links.sql.rows import Row, Token
 from links.sql.table import Table
-from settlement.sql import ClaimForm
+from settlement.sql import ClaimForm, Custom
 
 __all__ = ["Ignored", "Looked"]
 
@@ -54,11 +57,12 @@ class Looked(Generic[T]):
         *,
         subscription: str,
         dead_letter: str | None = None,
+        custom: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.table, self.group, self.claim_form = table, group, claim
         self.warnings: list[str] = []
         """What was told so far: said once."""
-        self._subscription, self._dead_letter = subscription, dead_letter
+        self._subscription, self._dead_letter, self._custom = subscription, dead_letter, custom
         self._known: list[tuple[Any, ...]] = []
         self._looked = 0.0
         self.schema: PostgresSchema
@@ -75,6 +79,7 @@ class Looked(Generic[T]):
             self.claim_form,
             subscription=self._subscription,
             dead_letter=self._dead_letter,
+            custom=self._custom,
         )
         self._known, self.schema, self.texts = known, look.schema, cast("T", look.texts)
         self._looked = trio.current_time()
@@ -168,6 +173,20 @@ class Looked(Generic[T]):
             return False
         query = f"SELECT FROM {quote_table(to)} WHERE {quote(self.table.id)} = %(id)s::{dead[self.table.id].array}"
         return bool(await self.rows(connection, query, {"id": key}))
+
+    async def carry_out(self, connection: TrioConnection, verb: Custom, token: Token) -> None:
+        """Carry out a statement of the user's own. Raises `Ignored` where it touched nothing, and `psycopg.Error`."""
+        key, until, attempt = token
+        values = {
+            "id": key,
+            "token": until,
+            "attempt": attempt,
+            "delay": verb.delay,
+            "group": self.group if verb.group is None else verb.group,
+        }
+        async with connection.transaction():
+            if not (await connection.execute(for_psycopg(verb.text).encode(), values)).rowcount:
+                raise Ignored(f"the statement for {verb.event!r} touched no row")
 
     @staticmethod
     async def rows(connection: TrioConnection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:

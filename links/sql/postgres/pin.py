@@ -35,7 +35,7 @@ from links.sql.postgres.looked import Ignored, Looked
 from links.sql.postgres.session import as_before
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Row
-from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
+from settlement.sql import Custom, Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
 
 __all__ = ["BEGIN", "Connect", "PinnedForm", "PostgresPin", "bound", "first_line", "not_applied", "results"]
 
@@ -212,15 +212,22 @@ class PostgresPin(Generic[T]):
         await self._end(connection)
         return TransactionEnded("the handler has ended the transaction that was lent to it")
 
+    def _attempt(self, row: Row) -> Any:
+        """As the table has it: where the settlement counts, nothing has counted yet."""
+        return row[2] - 1 if row[2] is not None and self._form.texts.counts else row[2]
+
     def _plain(self, said: Sequence[tuple[Row, Verb]]) -> bool:
         """Is each verb one statement, of which there is nothing to look at?"""
-        return not self._form.schema.triggers and not any(isinstance(verb, MoveToTable) for _, verb in said)
+        return not self._form.schema.triggers and not any(isinstance(verb, MoveToTable | Custom) for _, verb in said)
 
     async def _say(self, connection: TrioConnection, row: Row, verb: Verb) -> Verdict:
         """Carry out one verb. Raises `psycopg.Error` where the connection broke."""
         try:
             if isinstance(verb, MoveToTable):
                 touched = await self._form.moved(connection, {"ids": [row[0]]}, verb.table, row[0])
+            elif isinstance(verb, Custom):
+                await self._form.carry_out(connection, verb, (row[0], None, self._attempt(row)))
+                touched = True
             elif isinstance(verb, PutBack) and not verb.count:
                 return None
             else:

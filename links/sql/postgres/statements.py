@@ -158,6 +158,7 @@ class LeaseStatements(Rows):
         "look",
         "claim",
         "claim_one",
+        "hold",
         "holds",
         "finish",
         "release",
@@ -176,6 +177,8 @@ class LeaseStatements(Rows):
     """
     claim_one: str
     """The same for the row of this `id` alone, which must be due."""
+    hold: str
+    """Lock the rows whose token is still there, and give their numbers."""
     holds: str
     """The numbers of those whose token is still there."""
     finish: str
@@ -212,6 +215,7 @@ class LeaseStatements(Rows):
         # where a lease is over another row of a FIFO group may be in work, so it is not ours to renew any more
         ours = f" AND j.{self._lock} > clock_timestamp()" if table.fifo else ""
         self.holds = f"SELECT g.n FROM {self.name} j JOIN {self._given} ON {self._mine}{ours}"
+        self.hold = f"{self._held('UPDATE')} SELECT n FROM held"
         self.release, self.give_back = self._update(free), self._update(back)
         self.finish = self._freed(free, table.processed_at, "clock_timestamp()") or self._delete()
         self.delay = self._freed(free, table.retry_after, later("held.seconds"))

@@ -30,7 +30,7 @@ from links.sql.postgres.purge import purge
 from links.sql.postgres.row_lock import PostgresRowLock
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.table import Table
-from settlement.sql import AdvisoryLock, Delay, Lease, MoveToTable, RowLock, Verb
+from settlement.sql import AdvisoryLock, Custom, Delay, Lease, MoveToTable, RowLock, Verb
 
 __all__ = ["PostgresWork", "Work"]
 
@@ -101,6 +101,7 @@ class _Look(_Whole[Look]):
         names: dict[str, Any] = {
             "subscription": job.subscription,
             "dead_letter": job.dead_letter,
+            "custom": job.custom,
             "connect": self._connect,
         }
         form: PostgresLease | PostgresRowLock | PostgresAdvisory
@@ -193,6 +194,10 @@ class _Each(Generic[T]):
         self.job.fail(error)
 
 
+_ALONE = (MoveToTable, Custom)
+"""Said one by one."""
+
+
 def _kind(verb: Verb) -> Hashable:
     """Those of one kind are said by one statement."""
     return Delay if isinstance(verb, Delay) else verb
@@ -204,7 +209,7 @@ class _Settle(_Each[Saying]):
         self._settling = job
         groups: dict[Hashable, list[Saying]] = {}
         for item in job.items:
-            groups.setdefault(item if isinstance(item.verb, MoveToTable) else _kind(item.verb), []).append(item)
+            groups.setdefault(item if isinstance(item.verb, _ALONE) else _kind(item.verb), []).append(item)
         self.left = list(groups.values())
 
     async def run(self, connection: TrioConnection) -> None:
@@ -220,7 +225,7 @@ class _Settle(_Each[Saying]):
 
     async def _at_once(self, connection: TrioConnection, claim: Claim) -> bool:
         """Where all verbs are of one kind, say them and claim by one message; False: nothing was done."""
-        if len(self.left) != 1 or self.again or claim.passing.singly or isinstance(self.left[0][0].verb, MoveToTable):
+        if len(self.left) != 1 or self.again or claim.passing.singly or isinstance(self.left[0][0].verb, _ALONE):
             return False
         items = self.left[0]
         tokens = [item.received.token for item in items]
@@ -250,9 +255,13 @@ class _Settle(_Each[Saying]):
     async def some(self, connection: TrioConnection, items: Sequence[Saying]) -> None:
         tokens = [item.received.token for item in items]
         verb = items[0].verb
-        if isinstance(verb, MoveToTable):
+        if isinstance(verb, _ALONE):
             try:
-                touched = {0} if await self.form.move(connection, tokens[0], verb.table) else set[int]()
+                if isinstance(verb, MoveToTable):
+                    done = await self.form.move(connection, tokens[0], verb.table)
+                else:
+                    done = await self.form.custom(connection, tokens[0], verb)
+                touched = {0} if done else set[int]()
             except Ignored as error:
                 self.job.refuse(items[0], error)
                 return

@@ -6,12 +6,14 @@ Asked when a link attaches, and again when the schema has changed under it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 
 from links.errors import LinkRefused
+from links.sql.custom import NAMES
 from links.sql.row_class import lacking
 from links.sql.sqlite.defaults import evaluate
 from links.sql.sqlite.plans import unmarked, unserved
@@ -40,7 +42,11 @@ class SqliteLook:
 
 
 def inspect(
-    connection: sqlite3.Connection, table: Table[Any], subscription: str, dead_letter: str | None = None
+    connection: sqlite3.Connection,
+    table: Table[Any],
+    subscription: str,
+    dead_letter: str | None = None,
+    custom: Mapping[str, str] = MappingProxyType({}),
 ) -> SqliteLook:
     """A look at a queue table, and at the table `dead_letter`, where rows shall move.
 
@@ -68,6 +74,8 @@ def inspect(
     _check_attempt(table, schema, here)
     _check_key(connection, table, schema, here)
     _prepare(connection, table, schema, here)
+    for event, text in custom.items():
+        _plan(connection, text, dict.fromkeys(NAMES, 0), f"{here}: custom[{event!r}]")
     if dead_letter is not None:
         _check_dead_letter(connection, table, schema, dead_letter, here)
     return SqliteLook(schema, [f"{here}: {line}" for line in _warnings(connection, table, schema)])
@@ -195,12 +203,15 @@ def _prepare(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSc
     texts = schema.statements(table)
     values: dict[str, int] = dict.fromkeys(_BOUND, 0)
     for event in _EVENTS:
-        text = getattr(texts, event)
-        try:
-            if text:
-                explain(connection, text, values)
-        except sqlite3.Error as error:
-            raise LinkRefused(f"{here}: the statement {event!r} cannot be prepared: {error}") from error
+        if text := getattr(texts, event):
+            _plan(connection, text, values, f"{here}: the statement {event!r}")
+
+
+def _plan(connection: sqlite3.Connection, text: str, values: Mapping[str, int], what: str) -> None:
+    try:
+        explain(connection, text, values)
+    except sqlite3.Error as error:
+        raise LinkRefused(f"{what} cannot be prepared: {error}") from error
 
 
 def _check_dead_letter(

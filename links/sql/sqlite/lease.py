@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 from links.sql.jobs import Passing
@@ -29,7 +30,7 @@ from links.sql.sqlite.schema import SqliteSchema, read_schema, schema_version, u
 from links.sql.sqlite.statements import SqliteStatements, quote, quote_table
 from links.sql.sqlite.times import later
 from links.sql.table import Table
-from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
+from settlement.sql import Custom, Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
 
 __all__ = ["Ignored", "SqliteLease"]
 
@@ -56,10 +57,11 @@ class SqliteLease:
         subscription: str,
         beside: Callable[[], Beside],
         dead_letter: str | None = None,
+        custom: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`beside` makes one more connection to the file, for a handler's transaction."""
         self.table, self.group, self.lease, self._beside = table, group, lease, beside
-        self._subscription, self._dead_letter = subscription, dead_letter
+        self._subscription, self._dead_letter, self._custom = subscription, dead_letter, custom
         self._last = 0
         self._version = schema_version(connection)
         look = self._look(connection)
@@ -71,7 +73,7 @@ class SqliteLease:
         """What was told so far: said once."""
 
     def _look(self, connection: sqlite3.Connection) -> SqliteLook:
-        look = inspect(connection, self.table, self._subscription, self._dead_letter)
+        look = inspect(connection, self.table, self._subscription, self._dead_letter, self._custom)
         schema, table = look.schema, self.table
         self.schema = schema
         self.texts = schema.statements(table)
@@ -263,10 +265,25 @@ class SqliteLease:
             case MoveToGroup(group):
                 values["to"] = group
                 statement = texts.regroup
+            case Custom():
+                with undone(connection, "custom"):
+                    return self._carry_out(connection, now, token, verb)
         if not statement:
             raise ValueError(f"table {self.table.name!r} has no column for it")
         with self._whole(connection):
             return connection.execute(statement, values).rowcount > 0
+
+    def _carry_out(self, connection: sqlite3.Connection, now: int, token: Token, verb: Custom) -> bool:
+        """A statement of the user's own, where the row is still ours. Raises `Ignored` where it touched nothing."""
+        if not self.holds(connection, token):
+            return False
+        key, until, attempt = token
+        group = self.group if verb.group is None else verb.group
+        values = {"id": key, "token": until, "attempt": attempt, "delay": verb.delay, "group": group}
+        cursor = connection.execute(verb.text, values | {"now": self._lock(now)})
+        if not (len(cursor.fetchall()) if cursor.description else cursor.rowcount):
+            raise Ignored(f"the statement for {verb.event!r} touched no row")
+        return True
 
     def _whole(self, connection: sqlite3.Connection) -> AbstractContextManager[None]:
         """For a statement that fails: a trigger that says RAISE(FAIL) would keep what it has done so far."""

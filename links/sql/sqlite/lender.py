@@ -38,7 +38,7 @@ from links.sql.sqlite.codes import BINDING, is_busy, is_fatal
 from links.sql.sqlite.lent import LentConnection
 from links.sql.sqlite.schema import SqliteSession
 from links.sql.thread_writer import Busy, Fatal
-from settlement.sql import Finish, Verb
+from settlement.sql import Verb
 
 __all__ = ["Beside", "Says", "SqliteLender", "SqliteLoan", "barred"]
 
@@ -163,11 +163,11 @@ class SqliteLoan:
             self._lent.end()
             self._lent = None
 
-    async def finish(self, token: Token) -> Verdict:
+    async def finish(self, token: Token, verb: Verb) -> Verdict:
         """As `Loan.finish`, but that it has ended in any case."""
         async with self._lock:
             try:
-                verdict = await self._thread(partial(self._connection.use, partial(self._finish, token)))
+                verdict = await self._thread(partial(self._connection.use, partial(self._finish, token, verb)))
             except Fatal as error:
                 kind = SettlementUnknown if self._committing else LeaseLost
                 verdict = kind(f"the file failed: {error}")
@@ -176,7 +176,7 @@ class SqliteLoan:
         self.open = False
         return verdict
 
-    def _finish(self, token: Token, session: SqliteSession) -> Verdict:
+    def _finish(self, token: Token, verb: Verb, session: SqliteSession) -> Verdict:
         """In the thread."""
         if not session.in_transaction:
             return LeaseLost("an error has rolled back what the handler wrote, so nothing could be committed")
@@ -184,7 +184,7 @@ class SqliteLoan:
         why = "the lease was lost: the row is gone, or was claimed or changed by somebody else"
         cause: BaseException | None = None
         try:
-            if self._form.say(session, times.now(), token, Finish()):
+            if self._form.say(session, times.now(), token, verb):
                 self._committing = True
                 session.execute("COMMIT")
                 return None

@@ -98,6 +98,7 @@ class _Look(_Whole[Look]):
             subscription=job.subscription,
             beside=self._beside,
             dead_letter=job.dead_letter,
+            custom=job.custom,
         )
 
 
