@@ -120,12 +120,13 @@ def _message(table: Table[Any], body: object) -> dict[str, Any]:
         return {table.payload: body}
     if not isinstance(body, Mapping):
         raise ValueError(f"body must be a mapping of columns, not {type(body).__name__}: {table.name!r} is in row mode")
-    for column in body:
+    given: Mapping[Any, Any] = body  # pyright: ignore[reportUnknownVariableType] -- looked at below
+    for column in given:
         if not isinstance(column, str) or not column or "\0" in column:
             raise ValueError(f"a column is a name of 1 character or more, not {column!r}")
         if column in table.generated:
             raise ValueError(f"column {column!r} of {table.name!r} is in generated=(…): leave it out of the message")
-    return dict(body)
+    return dict(given)
 
 
 class Binding:
@@ -148,7 +149,7 @@ class Binding:
                 return quoted.replace("%", "%%")
             case "text":
                 return quoted.replace(":", "\\:")
-            case "named":
+            case _:
                 return quoted
 
 
@@ -205,7 +206,8 @@ def insert(
     nobody.
 
     `body`: bytes for a column that holds bytes, str for one that holds text or JSON (PostgreSQL refuses the one for the
-    other); in row mode a mapping of columns. `group`: where the table has groups. `delay`: seconds or a `timedelta`, 0
+    other); in row mode a mapping of columns. A table that PostgreSQL has a type of the same name for, such as "date" or
+    "path", is named with its schema. `group`: where the table has groups. `delay`: seconds or a `timedelta`, 0
     or more, by the database's clock. `due`: a `datetime` with a time zone. `id`: of your own. `once`: do nothing, and
     give False, where a row has that id.
 

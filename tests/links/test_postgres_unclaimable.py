@@ -340,6 +340,7 @@ LETTERS: dict[str, Any] = {
     "a NUL in a header": Letter(b"x", {"a": b"\x00"}),
     "a NUL in a header's name": Letter(b"x", {"a\x00": b"b"}),
     "a NUL in a key": Letter(b"x", key="a\x00"),
+    "a lone surrogate in a key": Letter(b"x", key="\ud800"),
     "a CHECK": b"bad",
 }
 

@@ -238,7 +238,9 @@ class TestPostgres:
     def test_psycopg(self, tables: PostgresTables, kind: str) -> None:
         """Rolled back and committed with the user's transaction, whatever rows and cursors the connection makes."""
         body = BODIES[kind]
-        with psycopg.connect(tables.url, row_factory=dict_row, cursor_factory=psycopg.RawCursor) as connection:
+        with psycopg.connect(tables.url, cursor_factory=psycopg.RawCursor) as connection:
+            rows: Any = dict_row
+            connection.row_factory = rows
             for _ in range(2):
                 connection.rollback()
                 connection.execute(f"TRUNCATE {in_double_quotes(ODD)} RESTART IDENTITY".encode())
@@ -367,6 +369,16 @@ class TestUsersOwn:
         one, two = tables.rows("orders")
         assert {name: one[name] for name in row} == {**row, "what": {"a": 1}}
         assert (two["id"], two["raw"]) == (9, None)
+
+    def test_a_table_that_is_named_like_a_type(self, database: str) -> None:
+        """By its schema; else the error says that it was taken for the type, and nothing is written."""
+        tables = PostgresTables(database)
+        tables.run("CREATE TABLE path (id serial PRIMARY KEY, body bytea)")
+        with psycopg.connect(database, autocommit=True) as connection:
+            with pytest.raises(psycopg.errors.WrongObjectType, match="type path"):
+                insert(connection, Table("path", id="id", payload="body"), b"x")
+            assert insert(connection, Table("public.path", id="id", payload="body"), b"y")
+        assert [row["body"] for row in tables.rows("path")] == [b"y"]
 
     async def test_a_producer_that_may_only_insert(self, database: str) -> None:
         """No right but INSERT is needed, also where the types are compared."""

@@ -127,7 +127,12 @@ async def test_a_letter_is_due_when_it_is_said(times: str, tmp_path: Path) -> No
         await publisher.publish(b"far", due=datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))))
         assert await publisher.publish_once(9, b"once", due=instant)
         assert not await publisher.publish_once(9, b"once", delay=0.0)
-        for wrong in ({"delay": 1.0, "due": instant}, {"due": datetime(2031, 1, 1)}, {"delay": -1.0}):  # noqa: DTZ001
+        mistakes: list[dict[str, Any]] = [
+            {"delay": 1.0, "due": instant},
+            {"due": datetime(2031, 1, 1)},  # noqa: DTZ001
+            {"delay": -1.0},
+        ]
+        for wrong in mistakes:
             with pytest.raises(ValueError, match=r"delay|due"):
                 await publisher.publish(b"x", **wrong)
         with pytest.raises(PublishNotAccepted, match="cannot hold a delay"):

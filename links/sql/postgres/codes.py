@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import psycopg
 
-__all__ = ["is_again", "is_doomed", "is_of_the_row", "is_refusal", "is_reshaped", "is_weather"]
+__all__ = ["BINDING", "is_again", "is_doomed", "is_of_the_row", "is_refusal", "is_reshaped", "is_weather"]
+
+BINDING = (psycopg.Error, ValueError, OverflowError)
+"""What a statement and the binding of its values raise: lone surrogates are a `ValueError`, and nothing was sent."""
 
 _AGAIN = frozenset({"40001", "40P01"})
 _RESHAPED = frozenset({"0A000", "26000", "3F000", "42703", "42704", "42804", "42846", "42883", "42P01", "42P10"})
@@ -61,7 +64,7 @@ def is_of_the_row(error: BaseException) -> bool:
     """Did a statement fail by its row, with what its table, its triggers and its constraints say of it?"""
     state = getattr(error, "sqlstate", None)
     if state is None:  # a value that the driver itself could not send, such as a text with a NUL
-        return isinstance(error, psycopg.DataError | psycopg.ProgrammingError)
+        return isinstance(error, psycopg.DataError | psycopg.ProgrammingError | ValueError | OverflowError)
     if isinstance(error, psycopg.Error) and error.diag.source_function in _BY_A_ROW:
         return True
     return not state.startswith(_NO_ROW)

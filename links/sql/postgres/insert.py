@@ -11,12 +11,11 @@ from datetime import datetime
 from typing import Any, Final
 
 import attrs
-import psycopg
 
 from links.errors import PublishNotAccepted
 from links.sql.jobs import Insert
 from links.sql.letters import When, row_of
-from links.sql.postgres.codes import is_of_the_row, is_reshaped
+from links.sql.postgres.codes import BINDING, is_of_the_row, is_reshaped
 from links.sql.postgres.schema import PostgresSchema, quote, quote_table, read_schema
 from links.sql.postgres.statements import insert, later
 from links.sql.postgres.trio_connection import TrioConnection
@@ -86,7 +85,7 @@ class PostgresInserter:
         except PublishNotAccepted as error:
             failure = error
             reshaped = True  # the table may hold it by now
-        except psycopg.Error as error:
+        except BINDING as error:
             reshaped = is_reshaped(error)
             if connection.closed or not (reshaped or is_of_the_row(error)):
                 raise
@@ -117,7 +116,7 @@ class PostgresInserter:
         singly = set[int]()
         fresh = self._schema is None
         while True:
-            size = 0
+            size = job.number = 0
             try:
                 async with connection.transaction():
                     schema, done = await self._look(connection), 0
@@ -133,9 +132,10 @@ class PostgresInserter:
                         done += size
                     job.inserted, size, job.number = done, 0, 0  # what COMMIT refuses is no one letter's
                 return
-            except (PublishNotAccepted, psycopg.Error) as error:
+            except (PublishNotAccepted, *BINDING) as error:
                 refused = isinstance(error, PublishNotAccepted)
                 if connection.closed or not (refused or is_reshaped(error) or is_of_the_row(error)):
+                    job.number = 0  # no letter is to blame
                     raise
                 if fresh and size <= 1:
                     if refused:
@@ -153,7 +153,7 @@ class PostgresInserter:
         Raises `PublishNotAccepted` where the table cannot hold the first.
         """
         rows: list[dict[str, Any]] = []
-        shape: list[tuple[str, type]] = []
+        shape: list[tuple[str, type[Any]]] = []
         size = 0
         for number in range(first, min(first + _MOST, len(letters))):
             key, letter = letters[number]
@@ -166,7 +166,7 @@ class PostgresInserter:
                 if rows:
                     break  # its turn comes
                 raise
-            here = [(column, type(value)) for column, value in row.items()]
+            here: list[tuple[str, type[Any]]] = [(column, type(value)) for column, value in row.items()]
             if rows and here != shape:
                 break
             shape = here
@@ -185,7 +185,7 @@ class PostgresInserter:
         for number, (column, value) in enumerate(rows[0].items()):
             self._check_text(schema, column, value)
             name, each = f"v{number}", [row[column] for row in rows]
-            kind, expression = _ARRAYS.get(type(value), "s"), f"g.{name}"
+            kind, expression = _ARRAYS.get(value.__class__, "s"), f"g.{name}"
             if isinstance(value, _Later):
                 each, expression = [one.seconds for one in each], later(expression)
             elif value is None:

@@ -62,7 +62,7 @@ def _ignored(what: Written) -> PublishNotAccepted:
     return PublishNotAccepted(f"table {what.table.name!r}: no row was written: a trigger has ignored it")
 
 
-def insert(connection: Any, what: Written) -> bool | Awaitable[bool]:
+def insert(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], what: Written) -> bool | Awaitable[bool]:
     """Insert by this connection, whatever cursors it makes; awaited where it is asynchronous."""
     if connection.pgconn.pipeline_status != PipelineStatus.OFF:
         raise ValueError("connection must not be in pipeline mode: there is no answer there; use insert_statement(…)")

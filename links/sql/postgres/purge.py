@@ -19,15 +19,14 @@ async def purge(connection: TrioConnection, job: Purge) -> None:
     """Delete a batch. Raises `LinkRefused` where the table cannot be purged so, and `psycopg.Error`."""
     job.found = job.deleted = 0
     schema = await read_schema(connection, job.table.name)
-    here = f"table {job.table.name!r}"
     if schema is None:
-        raise LinkRefused(f"{here}: there is no such table")
+        raise LinkRefused("there is no such table")
     for column in (*job.table.roles.values(), job.by):
         if column not in schema:
-            raise LinkRefused(f"{here}: there is no column {column!r}; it has {', '.join(schema.names)}")
+            raise LinkRefused(f"there is no column {column!r}; it has {', '.join(schema.names)}")
     for column in {job.by, job.table.locked_until or job.by}:
         if schema[column].type != TIME:
-            raise LinkRefused(f"{here}: column {column!r} is {schema[column].type}; a time is {TIME}")
+            raise LinkRefused(f"column {column!r} is {schema[column].type}; a time is {TIME}")
     values = {"age": job.age, "group": job.group, "room": job.room, "after": job.after}
     found = await (await connection.execute(_text(job, schema).encode(), values)).fetchone()
     if found is not None:

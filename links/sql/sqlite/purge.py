@@ -21,17 +21,16 @@ __all__ = ["purge"]
 def purge(connection: sqlite3.Connection, now: int, job: Purge) -> None:
     """Delete a batch. Raises `LinkRefused` where the table cannot be purged so, and `sqlite3.Error`."""
     job.found = job.deleted = 0
-    here = f"table {job.table.name!r}"
     schema = read_schema(connection, job.table.name)
     if schema is None:
-        raise LinkRefused(f"{here}: there is no such table")
+        raise LinkRefused("there is no such table")
     for column in (*job.table.roles.values(), job.by):
         if column not in schema:
-            raise LinkRefused(f"{here}: there is no column {column!r}; it has {', '.join(schema.names)}")
+            raise LinkRefused(f"there is no column {column!r}; it has {', '.join(schema.names)}")
     for column in {job.by, job.table.locked_until or job.by}:
         if schema[column].type not in ENCODERS:
             raise LinkRefused(
-                f"{here}: column {column!r} is declared {schema[column].type or 'without a type'}; a time is "
+                f"column {column!r} is declared {schema[column].type or 'without a type'}; a time is "
                 f"{', '.join(ENCODERS)}"
             )
     name, key = quote_table(job.table.name), quote(job.table.id)
