@@ -16,7 +16,7 @@ import trio
 from actors import Subscription, open_runtime
 from links.errors import LinkRefused
 from links.sql.jobs import Passing
-from links.sql.postgres import lease
+from links.sql.postgres import lease, row_lock
 from links.sql.postgres.dialect import PostgresDialect
 from links.sql.postgres.lease import PostgresLease
 from links.sql.postgres.row_lock import PostgresRowLock
@@ -127,6 +127,34 @@ async def test_a_guard_that_is_busy_amid_a_settlement_costs_no_poll(
             nursery.start_soon(link.settle, [order(queue, received, Ack())])
             await until(lambda: fifo.left() == [b"b"])
         assert (await some(link)).delivery.body == b"b"
+
+
+async def test_a_guard_of_one_who_only_looks_costs_a_row_lock_no_poll(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who found nothing may have looked before the row was there; so one more look follows."""
+    monkeypatch.setattr(row_lock, "_BUSY", 1.0)
+    fifo = FifoTable.of("row lock", None, database)
+    fifo.add(b"a")
+    connect = PostgresDialect(fifo.url).connect
+    form = PostgresRowLock(fifo.table(), "g", RowLock(), subscription="test", connect=connect)
+    other = await connect()
+    await form.look(other)
+    pin = form.pin()
+    found: list[Any] = []
+
+    async def claim() -> None:
+        found.append(await pin.claim(passing()))
+
+    try:
+        async with trio.open_nursery() as nursery, other.transaction():
+            assert await form.rows(other, form.texts.guard, {"group": "g"}) == [(True,)]
+            nursery.start_soon(claim)
+            await until(lambda: fifo.run(f"SELECT 1 {OURS} AND query = 'ROLLBACK' AND state = 'idle'"))
+        assert [row[3] for row in found] == [b"a"]
+    finally:
+        pin.close()
+        other.finish()
 
 
 async def test_a_renewal_that_is_under_way_counts_as_in_work(fifo: FifoTable) -> None:

@@ -18,9 +18,10 @@ Cancellation, anywhere: the connection is closed, and the server rolls back what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import psycopg
+import trio
 from psycopg.pq import TransactionStatus
 
 from links.abc import Verdict
@@ -35,6 +36,9 @@ from links.sql.rows import Row
 from settlement.sql import PutBack, RowLock, Verb
 
 __all__ = ["PostgresRowLock", "RowLockPin"]
+
+_BUSY: Final = 0.005
+"""Seconds to a second try where another transaction has the guard of a FIFO group: it may only have looked."""
 
 
 class PostgresRowLock(PinnedForm[RowLockStatements]):
@@ -60,7 +64,23 @@ class RowLockPin(PostgresPin[RowLockStatements]):
     async def _claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
         await self._look_again(connection, now=False)
         self._written = False
-        return await self._found(connection, self._claiming(connection, passing, room), passing)
+        texts = self._claiming(connection, passing, room)
+        if self._form.texts.guard:
+            return await self._head(connection, texts, passing)
+        return await self._found(connection, texts, passing)
+
+    async def _head(self, connection: TrioConnection, texts: Sequence[str], passing: Passing) -> Sequence[Row]:
+        """The head of a FIFO group, where it is to be had, behind the guard."""
+        for pause in (_BUSY, 0.0):
+            *_, guard, rows = await results(connection, texts)
+            if rows:
+                return [self._form.row(row) for row in rows]
+            await self._roll_back(connection)
+            passing.complete = guard == [(True,)]
+            if passing.complete:
+                break
+            await trio.sleep(pause)
+        return []
 
     def _claiming(self, connection: TrioConnection, passing: Passing, room: int) -> list[str]:
         values = {"group": self._form.group, "over": [*passing.over], "room": room}
@@ -95,7 +115,7 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         try:
             if rest:
                 return Settled(done, await self._committed(connection, texts, rest))
-            if then is None:
+            if then is None or self._form.texts.guard:
                 await results(connection, texts)
                 return Settled(done)
             texts += self._claiming(connection, then, len(said))
