@@ -300,6 +300,29 @@ async def test_pipelines(database: str) -> None:
         assert connection.closed
 
 
+async def test_a_pipeline_that_fails_at_its_end(database: str) -> None:
+    """By a deferred constraint, which no statement of it tells of: the next statement gets its own answer."""
+    connection = await TrioConnection.open(database)
+    await connection.execute("CREATE TABLE jobs (id int PRIMARY KEY)")
+    await connection.execute("CREATE TABLE notes (job int REFERENCES jobs DEFERRABLE INITIALLY DEFERRED)")
+    await connection.execute("INSERT INTO jobs VALUES (1)")
+    await connection.execute("INSERT INTO notes VALUES (1)")
+
+    async def both() -> None:
+        async with connection.pipeline():
+            await connection.execute("DELETE FROM jobs")
+            await connection.execute("SELECT 1")
+
+    for number in range(8):  # so that statements are prepared, too
+        with pytest.raises(psycopg.Error):
+            await both()
+        if connection.closed:  # its end had not come yet
+            connection = await TrioConnection.open(database)
+        assert await (await connection.execute("SELECT %s::int", [number])).fetchone() == (number,)
+        assert await (await connection.execute("SELECT id FROM jobs")).fetchall() == [(1,)]
+    await connection.close()
+
+
 async def test_copy(database: str) -> None:
     """In and out; a long one lets others run; a cancelled one leaves the connection usable."""
     async with opened(database) as connection:

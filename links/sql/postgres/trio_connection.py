@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Self, TypeVar, cast
 
 import trio
-from psycopg import AsyncConnection, AsyncTransaction, errors
+from psycopg import AsyncConnection, AsyncPipeline, AsyncTransaction, errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
 from psycopg.generators import notifies
-from psycopg.pq import ConnStatus, PipelineStatus, PollingStatus, TransactionStatus
+from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, PollingStatus, TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg.waiting import Ready, Wait
 
@@ -195,6 +195,35 @@ class TrioConnection(AsyncConnection[TupleRow]):
         transaction = _Transaction(self, savepoint_name, force_rollback)
         async with transaction:
             yield transaction
+
+    @asynccontextmanager
+    async def pipeline(self) -> AsyncGenerator[AsyncPipeline]:
+        """As psycopg's, and what fails at its very end, as a deferred constraint does, leaves a usable connection.
+
+        psycopg leaves it amid the pipeline then, and every statement behind would get another one's answer.
+        """
+        all_were_sent = False
+        try:
+            async with super().pipeline() as pipeline:
+                yield pipeline
+                all_were_sent = True
+        except (errors.Error, IndexError) as error:
+            if not self.closed and self.pgconn.pipeline_status != PipelineStatus.OFF:
+                self._leave_pipeline()
+            if isinstance(error, IndexError) and all_were_sent:  # psycopg's own: more answers than statements
+                raise errors.OperationalError("a pipeline has failed at its end") from error
+            raise
+
+    def _leave_pipeline(self) -> None:
+        """Throw away what is left of it; where its end has not come yet, the connection is closed."""
+        for _ in range(_LAST_WORDS):
+            if self.pgconn.is_busy():
+                break
+            left = self.pgconn.get_result()
+            if left is not None and left.status == ExecStatus.PIPELINE_SYNC:
+                self.pgconn.exit_pipeline_mode()
+                return
+        self._give_up("a pipeline has failed at its end")
 
     def unprepare(self) -> None:
         """Forget what was prepared, and tell the server so behind the next statement.
