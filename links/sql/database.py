@@ -37,7 +37,7 @@ class Database:
 
         Cancellation: links say goodbye, then the connections are closed, within `goodbye`.
         """
-        self._life = self.dialect.life(self.wake)
+        self._life = self.dialect.life(self.wake, first=self.broker.lives == 0)
         await self._life.run(goodbye, self.broker.up, started)
 
     @contextmanager

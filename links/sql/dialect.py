@@ -71,7 +71,7 @@ class News(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connect. Raises `LinkRefused`, `ConnectionBroken`. Cancellation: there is no connection."""
+        """At start-up, connect. Raises `LinkRefused`, `ConnectionBroken`. Cancellation: there is no connection."""
         ...
 
     async def run(self) -> None:
@@ -126,8 +126,8 @@ class Dialect(Protocol):
         """The URL without credentials."""
         ...
 
-    def life(self, wake: Tell) -> SqlLife:
-        """A new life, not yet begun. `wake`: what it calls where another process has published."""
+    def life(self, wake: Tell, *, first: bool) -> SqlLife:
+        """A new life, not yet begun. `wake`: called where another process has published; `first`: none was up yet."""
         ...
 
     def form(self, claim: ClaimForm | None, table: Table[Any]) -> ClaimForm:

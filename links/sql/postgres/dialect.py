@@ -58,13 +58,14 @@ class PostgresDialect:
         """For libpq; it holds the password."""
         return make_conninfo("", **{"application_name": "trio-settlement", **self._given, "client_encoding": "UTF8"})
 
-    def life(self, wake: Tell) -> Life:
+    def life(self, wake: Tell, *, first: bool) -> Life:
         """A new life, not yet begun."""
         queues, publishing = (PostgresWriter(self.connect, self.session, self.name) for _ in range(2))
         if not self._listen:
             return Life(self.name, queues, publishing)
         direct = None if self.direct is None else self.direct.connect
-        return Life(self.name, queues, publishing, Listener(self.name, self.connect, direct, publishing, wake))
+        news = Listener(self.name, self.connect, direct, publishing, wake, first=first)
+        return Life(self.name, queues, publishing, news)
 
     async def connect(self) -> TrioConnection:
         """A connection that may write, in autocommit.

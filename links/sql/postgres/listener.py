@@ -49,12 +49,15 @@ _TELL: Final = "tell other processes of what is published here"
 class Listener:
     """One life's. `name`: the database, for errors; `usual`: a connection as publishers have one.
 
-    `direct`: a connection to the server itself, where that is another one; None: `usual` is.
+    `direct`: a connection to the server itself, where that is another one; None: `usual` is. `first`: no life was up
+    before this one.
     """
 
-    def __init__(self, name: str, usual: Connect, direct: Connect | None, publishing: Writer, wake: Tell) -> None:
+    def __init__(
+        self, name: str, usual: Connect, direct: Connect | None, publishing: Writer, wake: Tell, *, first: bool
+    ) -> None:
         self._name, self._usual, self._direct = name, usual, direct
-        self._publishing, self._wake = publishing, wake
+        self._publishing, self._wake, self._first = publishing, wake, first
         self._connection: TrioConnection | None = None
         self._wanted: set[str] = set()
         self._waiting = trio.CancelScope()
@@ -102,10 +105,18 @@ class Listener:
     # --- the connection ----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, so that notifications would come.
+        """In the first life connect, so that who gave a wrong URL is told; in a later one `run` does, and nobody waits.
+
+        Raises as `_connect`. Cancellation: there is no connection.
+        """
+        if self._first:
+            self._connection = await self._connect()
+
+    async def _connect(self) -> TrioConnection:
+        """A connection to which notifications come.
 
         Raises `LinkRefused` where they do not, which is so behind a pooler in transaction mode; `ConnectionBroken`.
-        Cancellation: there is no connection.
+        Cancellation: there is none.
         """
         connection = await (self._direct or self._usual)()
         try:
@@ -123,7 +134,7 @@ class Listener:
             connection.finish()
             raise
         connection.add_notify_handler(lambda heard: self._wake(heard.channel, heard.payload or None))
-        self._connection = connection
+        return connection
 
     async def _try(self, connection: TrioConnection) -> None:
         """Does it hear what is notified where the publishers are? Raises `LinkRefused`, `psycopg.Error`."""
@@ -153,7 +164,7 @@ class Listener:
                 try:
                     if self._connection is None:
                         with trio.fail_after(ANSWER + HEARING):
-                            await self.open()
+                            self._connection = await self._connect()
                     await self._hear()
                 except (psycopg.Error, ConnectionBroken, LinkRefused, trio.TooSlowError) as error:
                     self._say(_LISTEN, error if str(error) else TimeoutError("no answer in time"))

@@ -49,7 +49,7 @@ class SqliteDialect:
         """The file, as it was named; absolute, symbolic links in it are not followed."""
         self.name = url
 
-    def life(self, wake: Tell) -> Life:  # noqa: ARG002 -- a file tells nobody
+    def life(self, wake: Tell, *, first: bool) -> Life:  # noqa: ARG002 -- a file tells nobody
         """A new life, not yet begun."""
         turn = HopTurn()
         # a claim or settlement that a power cut forgets is a redelivery; a publish would be a loss
