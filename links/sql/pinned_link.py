@@ -73,6 +73,10 @@ class PinnedLink(Link[R]):
         """Where slots wait for their turn to look."""
         self._empty = True
         """Has the last look found nothing?"""
+        self._claims = 0
+        """How many claims are under way."""
+        self._claimed = trio.lowlevel.ParkingLot()
+        """Where the goodbye waits for their ends."""
         self._looker: Slot | None = None
         """Who looks at the empty queue."""
         self._stopped = False
@@ -176,7 +180,10 @@ class PinnedLink(Link[R]):
         """Let go all that is still held: shielded, within `goodbye`; then the connections are closed."""
         self.stop()
         with trio.move_on_after(self.goodbye, shield=True):
-            await self.give_back([*self._at])
+            while self._at or self._claims:
+                await self.give_back([*self._at])
+                if self._claims:  # it may count an attempt, and no handler will begin with it
+                    await self._claimed.park()
 
     # --- what slots ask ----------------------------------------------------------------------------------------------
 
@@ -193,6 +200,7 @@ class PinnedLink(Link[R]):
                 self._turns.unpark()
                 raise
             self._wakes.look()
+        self._claims += 1
         return self._passing()
 
     def following(self) -> Passing | None:
@@ -204,10 +212,15 @@ class PinnedLink(Link[R]):
         unsettled = [row for row, (until, _) in self._over_at.items() if now < until]
         return Passing((), self._passed.now().union(unsettled))
 
-    def looked(self, slot: Slot, rows: Sequence[Row], passing: Passing) -> dict[Received[Any], Row]:
+    def looked(
+        self, slot: Slot, rows: Sequence[Row], passing: Passing, *, asked: bool = True
+    ) -> dict[Received[Any], Row]:
         """What a slot has found: the next one's turn, at once where there was something."""
         if self._looker is slot:
             self._looker = None
+        if asked:
+            self._claims -= 1
+            self._claimed.unpark_all()
         self._empty = not rows
         for moment in self._passed.learn(passing, rows, None):
             self._wakes.wake_at(moment)

@@ -95,8 +95,10 @@ class Owner(Protocol):
         """What a claim behind a settlement passes over; None: it is not worth to look at once."""
         ...
 
-    def looked(self, slot: Slot, rows: Sequence[Row], passing: Passing) -> dict[Received[Any], Row]:
-        """What a claim has found."""
+    def looked(
+        self, slot: Slot, rows: Sequence[Row], passing: Passing, *, asked: bool = True
+    ) -> dict[Received[Any], Row]:
+        """What a claim has found; not `asked`: one behind a settlement, without a turn."""
         ...
 
     def ended(self, received: Received[Any]) -> None:
@@ -223,7 +225,7 @@ class Slot:
                     found, passing = await self._carry_out(self._orders[0])
                     if found is not None and passing is not None:  # another claim
                         self._close_orders()
-                        self._rows = self._owner.looked(self, found, passing)
+                        self._rows = self._owner.looked(self, found, passing, asked=False)
                 elif self._lent:
                     await self._told.park()
                 else:

@@ -106,7 +106,7 @@ async def test_every_cell(  # noqa: PLR0917 -- parameters
         assert [held] == tables.run("SELECT hashtextextended('order-seven', 0)"), "S-2.7: verbatim, seed 0"
         link.stop()
         assert list(await link.settle([order(queue, received, outcome, policy)])) == [None]
-        assert tables.run(HELD) == []
+        await until(lambda: tables.run(HELD) == [])  # a claim that was under way may have won it, and finds no row
     if dead:
         assert (tables.rows(), tables.rows("dead")) == ([], [before | {"attempt": 2}])  # S-4.2
     elif left is None and marks:

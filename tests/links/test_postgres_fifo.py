@@ -144,7 +144,7 @@ async def test_a_guard_of_one_who_only_looks_costs_a_row_lock_no_poll(
     found: list[Any] = []
 
     async def claim() -> None:
-        found.append(await pin.claim(passing()))
+        found.extend(await pin.claim(passing(), 1))
 
     try:
         async with trio.open_nursery() as nursery, other.transaction():
@@ -176,7 +176,7 @@ async def test_a_renewal_that_is_under_way_counts_as_in_work(fifo: FifoTable) ->
 
 def one_token(fifo: FifoTable) -> tuple[Any, ...]:
     ((until_, count),) = fifo.run("SELECT locked_until, attempt FROM jobs WHERE locked_until IS NOT NULL")
-    return until_, count
+    return str(until_), count
 
 
 # --- others

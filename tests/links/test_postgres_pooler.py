@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,12 +21,21 @@ from links.sql.transaction import transaction
 from links.testing import CHECKS, Check
 from settlement import Ack, Delivery
 from settlement.sql import Finish, PutBack
+from tests.links.postgres_kit import a_database
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import bodies, broker_of, open_link, order, say, until
 from tests.servers.pgbouncer import pgbouncer
 from tests.test_conformance_postgres import SHAPES
 
 pytestmark = [pytest.mark.postgres, pytest.mark.servers]
+
+
+@pytest.fixture
+def database(postgres: str) -> Generator[str, None, None]:
+    """A database of a name of its own: a pooler remembers what the server has once said of one."""
+    with a_database(postgres) as url:
+        yield url
+
 
 MOST = 3 * 8
 """psycopg prepares what it has run five times; and there are three sessions."""

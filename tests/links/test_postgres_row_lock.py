@@ -343,7 +343,7 @@ def test_which_form_fits_which_table(database: str) -> None:
     assert broker.queue(leased).lease == 30.0
     for table, claim, why in (
         (plain, Lease(), "must have a locked_until column"),
-        (leased, RowLock(), r"claim must be Lease\(seconds\), not RowLock\(\)"),
+        (leased, RowLock(), r"claim must be Lease\(seconds\), not RowLock\("),
         (leased, AdvisoryLock("k"), r"claim must be Lease\(seconds\), not AdvisoryLock"),
     ):
         with pytest.raises(ValueError, match=why):
