@@ -65,6 +65,10 @@ class Pin(Protocol):
         """What was lent is of no more use; a plain call."""
         ...
 
+    async def undo(self) -> None:
+        """Undo what a handler has written on the connection. The claim lives on, if it has not ended it."""
+        ...
+
     async def let_go(self, rows: Sequence[tuple[Row, bool]], *, whole: bool) -> None:
         """Let these go, each with whether a handler began with it: if not, it is as it was before the claim.
 

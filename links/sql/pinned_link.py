@@ -168,6 +168,11 @@ class PinnedLink(Link[R]):
         """Nothing will be said for this one: let it go. A plain call."""
         self._let_go([received])
 
+    def undo(self, received: Received[R]) -> None:
+        """As `Link.undo`."""
+        if (slot := self._at.get(received)) is not None:
+            slot.undo()
+
     async def give_back(self, unsettled: Sequence[Received[R]]) -> None:
         """Let these go, the rows as they were.
 

@@ -50,12 +50,14 @@ class Order:
     Attributes:
         verbs: What to say of each, by one commit; None: let it go.
         keep: What a handler wrote on the connection stands; False by default.
+        undo: Undo it now, and nothing else; False by default.
         verdicts: One for each, when it is done.
         done: Set then.
     """
 
     verbs: Mapping[Received[Any], Verb | None]
     keep: bool = False
+    undo: bool = False
     verdicts: dict[Received[Any], Verdict] = attrs.Factory(dict[Received[Any], Verdict])
     done: trio.Event = attrs.Factory(trio.Event)
 
@@ -135,12 +137,21 @@ class Slot:
         self._watch: trio.CancelScope | None = None
         self._at_work: trio.CancelScope | None = None
         self._lent = False
+        self._borrowed = False
+        """Was it lent by this claim?"""
         self._told = trio.lowlevel.ParkingLot()
         """Where the slot waits while its connection is lent, and who borrows it until the watch is off."""
 
+    def undo(self) -> None:
+        """Undo what a handler wrote on the connection, if it had it; a plain call."""
+        if self._borrowed:
+            self._do(Order({}, undo=True))
+
     def order(self, verbs: Mapping[Received[Any], Verb | None], *, keep: bool = False) -> Order:
         """Have this done; a plain call. What was lent is taken back."""
-        order = Order(verbs, keep)
+        return self._do(Order(verbs, keep))
+
+    def _do(self, order: Order) -> Order:
         self._orders.append(order)
         self.take_back()
         if self._watch is not None:
@@ -162,7 +173,7 @@ class Slot:
             raise TransactionHeld(f"{delivery.source!r}: delivery {delivery.id} is in hand no more")
         if self._lent:
             raise TransactionHeld(f"{delivery.source!r}: the connection of delivery {delivery.id} is lent already")
-        self._lent = True
+        self._lent = self._borrowed = True
         try:
             while self._watch is not None:
                 self._watch.cancel()
@@ -219,12 +230,14 @@ class Slot:
 
     async def _hold(self) -> None:
         """Until the claim has ended, one way or another. Cancellation: so it has, and each order is told."""
+        self._borrowed = False
         try:
             while self._rows:
                 if self._orders:
                     found, passing = await self._carry_out(self._orders[0])
                     if found is not None and passing is not None:  # another claim
                         self._close_orders()
+                        self._borrowed = False
                         self._rows = self._owner.looked(self, found, passing, asked=False)
                 elif self._lent:
                     await self._told.park()
@@ -268,6 +281,8 @@ class Slot:
         found: Sequence[Row] | None = None
         passing = self._owner.following() if said and len(said) == len(self._rows) else None
         with trio.move_on_after(self._owner.goodbye, shield=True) as self._at_work:
+            if order.undo:
+                await self.pin.undo()
             if let_go:
                 await self.pin.let_go(let_go, whole=not self._rows)
             if said:

@@ -18,6 +18,7 @@ from links.sql.jobs import Passing
 from links.sql.pin import Settled
 from links.sql.pinned_link import PinnedLink
 from links.sql.rows import Row
+from links.sql.transaction import transaction
 from links.sql.wakes import Wakes
 from settlement.ledger import Line
 from settlement.plans import Plan
@@ -97,6 +98,9 @@ class FakePin:
         if then is None or any(verdicts) or rest:
             return Settled(verdicts, lost)
         return Settled(verdicts, lost, self.server.take(then, len(said)))
+
+    async def undo(self) -> None:
+        self.server.said.append((-1, "undo"))
 
     async def let_go(self, rows: Sequence[tuple[Row, bool]], *, whole: bool) -> None:
         assert rows
@@ -332,3 +336,16 @@ async def test_a_connection_that_ends_under_a_batch(autojump_clock: MockClock) -
         server.pins[0].ended.set()
         await wait_all_tasks_blocked()
         assert lost == [(received, Line.UNSETTLED) for received in batch]
+
+
+async def test_what_a_handler_wrote_is_undone_before_other_steps(autojump_clock: MockClock) -> None:
+    """`Link.undo`: on the connection that it had; where it had none nothing is said."""
+    server = Server([1, 2])
+    async with linked(server, limit=2) as (link, _):
+        one, two = await some(link, 2)
+        async with transaction(one.delivery):
+            pass
+        for received in (one, two):
+            link.undo(received)
+        await link.settle([finish(one), finish(two)])
+    assert [said for said in server.said if said[1] == "undo"] == [(-1, "undo")]

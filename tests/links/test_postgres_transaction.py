@@ -284,3 +284,20 @@ async def test_an_older_claim_of_the_same_row_is_another_one(tables: PostgresTab
     async with open_runtime(Subscription(tables.broker().queue(tables.table()), handler)) as runtime:
         await until(lambda: runtime.ledger("jobs").acked, 15)
     assert notes(tables) == [b"a"]
+
+
+async def test_it_is_undone_before_a_letter_is_published(tables: PostgresTables) -> None:
+    """S-8.2: the dead letter's INSERT would wait for the handler's own, which waits for the dead letter."""
+    tables.run("ALTER TABLE dead ADD UNIQUE (payload)")
+    dead = tables.broker().publisher(tables.table("dead"))
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome:
+        async with transaction(delivery) as connection:
+            await connection.execute("INSERT INTO dead (payload) VALUES (%s)", [delivery.body])
+        return Retry()
+
+    policy = Policy(max_attempts=1, dead_letter=dead)
+    with trio.fail_after(10):
+        assert (await handled(tables, handler, policy)).dead_lettered == 1
+    assert ([row["payload"] for row in tables.rows("dead")], tables.rows()) == ([b"a"], [])
+

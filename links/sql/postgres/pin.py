@@ -8,6 +8,7 @@ Cancellation, anywhere: the connection is closed, and the server ends the claim.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -144,6 +145,12 @@ class PostgresPin(Generic[T]):
         if self._lent is not None:
             self._lent.end()
             self._lent = None
+
+    async def undo(self) -> None:
+        """As `Pin.undo`."""
+        if self._written and self._connection is not None:
+            with contextlib.suppress(psycopg.Error):  # a claim that is no more is told by the settlement
+                await self._connection.execute(b"ROLLBACK TO SAVEPOINT handling")
 
     async def let_go(self, rows: Sequence[tuple[Row, bool]], *, whole: bool) -> None:  # noqa: ARG002
         """As `Pin.let_go`: a part of a claim ends with it."""
