@@ -39,6 +39,8 @@ _log = logging.getLogger("trio_settlement")
 _FIRST: Final = 1.0
 _LONGEST: Final = 60.0
 """Seconds for which a row is passed over that could not be settled; the first time, and the longest."""
+_WATCH: Final = 0.05
+"""Seconds for which a claim lasts before its connection is watched."""
 
 
 class PinnedLink(Link[R]):
@@ -73,6 +75,8 @@ class PinnedLink(Link[R]):
         """Where slots wait for their turn to look."""
         self._empty = True
         """Has the last look found nothing?"""
+        self._holding = trio.lowlevel.ParkingLot()
+        """Where the watch waits for claims."""
         self._claims = 0
         """How many claims are under way."""
         self._claimed = trio.lowlevel.ParkingLot()
@@ -94,10 +98,22 @@ class PinnedLink(Link[R]):
             async with trio.open_nursery() as nursery:
                 for slot in self._slots:
                     nursery.start_soon(slot.run)
+                nursery.start_soon(self._watch)
                 task_status.started()
         finally:
             for slot in self._slots:
                 slot.pin.close()
+
+    async def _watch(self) -> None:
+        """Have each connection watched whose claim lasts. Cancellation: nothing was done."""
+        while True:
+            held = [(slot, claimed) for slot in self._slots if (claimed := slot.unwatched) is not None]
+            if not held:
+                await self._holding.park()
+                continue
+            await trio.sleep(_WATCH)
+            for slot, claimed in held:
+                slot.watch(claimed)
 
     async def receive(self, room: int) -> Sequence[Received[R]]:
         """Take what slots have claimed. Raises `LinkRefused` where the table is no queue any more.
@@ -133,7 +149,11 @@ class PinnedLink(Link[R]):
         for slot, some in self._by_slot([each.received for each in settlements]).items():
             of = [each for each in settlements if each.received in some]
             keep = all(each.plan.line is Line.ACKED for each in of)
-            orders[slot] = slot.order({each.received: each.plan.verb for each in of}, keep=keep)
+            order = orders[slot] = Order({each.received: each.plan.verb for each in of}, keep)
+            if slot.rests:
+                await slot.settle(order)
+            else:
+                slot.do(order)
         verdicts: dict[Received[Any], Verdict] = {}
         for slot, order in orders.items():
             if await patience.until(order.done):
@@ -162,7 +182,7 @@ class PinnedLink(Link[R]):
         return found
 
     def _let_go(self, some: Iterable[Received[R]]) -> list[Order]:
-        return [slot.order(dict.fromkeys(of)) for slot, of in self._by_slot(some).items()]
+        return [slot.do(Order(dict.fromkeys(of))) for slot, of in self._by_slot(some).items()]
 
     def forget(self, received: Received[R]) -> None:
         """Nothing will be said for this one: let it go. A plain call."""
@@ -233,12 +253,13 @@ class PinnedLink(Link[R]):
         if not rows:
             return {}
         slot.claimed = claimed = Claimed(slot)
+        self._holding.unpark()
         found = {self._reader.read(row, None, claimed): row for row in rows}
         for received in found:
             received.claim = claimed
             self._at[received] = slot
         if self._stopped:
-            slot.order(dict.fromkeys(found))
+            slot.do(Order(dict.fromkeys(found)))
         else:
             self._ready.extend(found)
             self._taken.unpark()

@@ -1,9 +1,10 @@
 """One place of a pinned link: a connection, and the rows that it holds by one claim.
 
-Owns its connection; nobody else touches it, but for `close`. Hears orders of the link, plain calls: say verbs, let go,
-lend the connection. Tells the link what it has found, what it has lost, and what each order came to. A claim ends when
-each of its rows was settled, let go or lost; then the slot claims again, by the same message as the last settlement
-while there are rows.
+Owns its connection; nobody else touches it, but for `close`, and a worker that says its verbs while the slot rests.
+Hears orders of the link, plain calls: say verbs, let go, lend the connection. Tells the link what it has found, what it
+has lost, and what each order came to. A claim ends when each of its rows was settled, let go or lost; then the slot
+claims again, by the same message as the last settlement while there are rows. The connection of a claim that lasts is
+watched; one that a quick handler has would cost more to watch than to use.
 
 Cancellation: nothing stays claimed, since the connection is closed at the latest. An order under way is shielded, for
 one goodbye.
@@ -134,6 +135,10 @@ class Slot:
         self._rows: dict[Received[Any], Row] = {}
         """Those in hand."""
         self._orders: deque[Order] = deque()
+        self._busy = False
+        """A worker says its verbs: the slot rests."""
+        self._lasting = False
+        """Has this claim lasted long enough to be watched?"""
         self._watch: trio.CancelScope | None = None
         self._at_work: trio.CancelScope | None = None
         self._lent = False
@@ -145,18 +150,44 @@ class Slot:
     def undo(self) -> None:
         """Undo what a handler wrote on the connection, if it had it; a plain call."""
         if self._borrowed:
-            self._do(Order({}, undo=True))
+            self.do(Order({}, undo=True))
 
-    def order(self, verbs: Mapping[Received[Any], Verb | None], *, keep: bool = False) -> Order:
+    def do(self, order: Order) -> Order:
         """Have this done; a plain call. What was lent is taken back."""
-        return self._do(Order(verbs, keep))
-
-    def _do(self, order: Order) -> Order:
         self._orders.append(order)
         self.take_back()
         if self._watch is not None:
             self._watch.cancel()
+        else:
+            self._told.unpark_all()
         return order
+
+    @property
+    def rests(self) -> bool:
+        """Does nobody use the connection, and nobody watch it?"""
+        return not (self._busy or self._lent or self._orders or self._watch is not None)
+
+    @property
+    def unwatched(self) -> Claimed | None:
+        """The claim that is held, where its connection should be watched and is not."""
+        return self.claimed if self._rows and not self._lasting else None
+
+    def watch(self, claimed: Claimed) -> None:
+        """This claim lasts: watch its connection; a plain call."""
+        if self.claimed is claimed and self._rows:
+            self._lasting = True
+            self._told.unpark_all()
+
+    async def settle(self, order: Order) -> None:
+        """Carry this out in the caller's task, where the slot `rests`. Cancellation: shielded, for one goodbye."""
+        self._busy = True
+        self._orders.append(order)  # so nothing is lent, and what comes now waits behind it
+        try:
+            await self._next(order)
+        finally:
+            self._busy = False
+            if self._orders or not self._rows:
+                self._told.unpark_all()
 
     async def lend(self, delivery: Delivery[Any], claimed: Claimed) -> Any:
         """The connection that holds this delivery's row by this claim, for its handler.
@@ -230,24 +261,30 @@ class Slot:
 
     async def _hold(self) -> None:
         """Until the claim has ended, one way or another. Cancellation: so it has, and each order is told."""
-        self._borrowed = False
+        self._borrowed = self._lasting = False
         try:
-            while self._rows:
-                if self._orders:
-                    found, passing = await self._carry_out(self._orders[0])
-                    if found is not None and passing is not None:  # another claim
-                        self._close_orders()
-                        self._borrowed = False
-                        self._rows = self._owner.looked(self, found, passing, asked=False)
-                elif self._lent:
+            while self._rows or self._busy:
+                if self._busy or self._lent:
                     await self._told.park()
-                else:
+                elif self._orders:
+                    await self._next(self._orders[0])
+                elif self._lasting:
                     await self._until_told()
+                else:
+                    await self._told.park()
         finally:
             self._close_orders()
             if self._rows:  # cancelled
                 for received in [*self._rows]:
                     self._end(received)
+
+    async def _next(self, order: Order) -> None:
+        """Carry out the first order, and take in what was claimed behind it."""
+        found, passing = await self._carry_out(order)
+        if found is not None and passing is not None:
+            self._close_orders()
+            self._borrowed = self._lasting = False
+            self._rows = self._owner.looked(self, found, passing, asked=False)
 
     def _close_orders(self) -> None:
         """Those that came behind the claim's end."""
@@ -292,7 +329,8 @@ class Slot:
             for received in said:
                 self._end(received)
             self._lose_all("its connection was closed: an order was not carried out in time")
-        self._orders.popleft()
+        if order in self._orders:  # else the slot has ended
+            self._orders.remove(order)
         self._tell(order)
         return found, passing
 

@@ -300,4 +300,3 @@ async def test_it_is_undone_before_a_letter_is_published(tables: PostgresTables)
     with trio.fail_after(10):
         assert (await handled(tables, handler, policy)).dead_lettered == 1
     assert ([row["payload"] for row in tables.rows("dead")], tables.rows()) == ([b"a"], [])
-

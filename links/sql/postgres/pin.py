@@ -9,6 +9,7 @@ Cancellation, anywhere: the connection is closed, and the server ends the claim.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -35,6 +36,7 @@ from links.sql.postgres.lent import LentConnection
 from links.sql.postgres.looked import Ignored, Looked
 from links.sql.postgres.session import as_before
 from links.sql.postgres.trio_connection import TrioConnection
+from links.sql.postgres.values import literal
 from links.sql.rows import Row
 from settlement.sql import Custom, Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
 
@@ -45,6 +47,7 @@ Connect: TypeAlias = Callable[[], Awaitable[TrioConnection]]
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
+_PLACE = re.compile(r"%\((\w+)\)s|%%")
 _TRIES = 5
 """So often is a claim made that others only got into the way of."""
 
@@ -265,8 +268,11 @@ class PostgresPin(Generic[T]):
 
 
 def bound(connection: TrioConnection, text: str, values: dict[str, Any]) -> str:
-    """The statement with its values written into it."""
-    return AsyncClientCursor(connection).mogrify(text.encode(), values)
+    """The statement with its values written into it: here where they are plain, for psycopg takes its time for each."""
+    literals = {name: literal(value) for name, value in values.items()}
+    if None in literals.values():
+        return AsyncClientCursor(connection).mogrify(text.encode(), values)
+    return _PLACE.sub(lambda found: literals[found[1]] or "" if found[1] else "%", text)
 
 
 async def results(connection: TrioConnection, texts: Sequence[str]) -> list[list[tuple[Any, ...]]]:
@@ -275,7 +281,8 @@ async def results(connection: TrioConnection, texts: Sequence[str]) -> list[list
     await cursor.execute("; ".join(texts).encode())
     found: list[list[tuple[Any, ...]]] = []
     while True:
-        found.append(await cursor.fetchall() if cursor.description else [])
+        result = cursor.pgresult  # `cursor.description` would make an object for each column
+        found.append(await cursor.fetchall() if result is not None and result.nfields else [])
         if not cursor.nextset():
             return found
 

@@ -21,7 +21,7 @@ from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, PollingStatus, Tr
 from psycopg.rows import TupleRow
 from psycopg.waiting import Ready, Wait
 
-from links.sql.postgres.waiting import Driven, Turns, drive_connecting, readable, ready
+from links.sql.postgres.waiting import Alone, Driven, Turns, drive_connecting, readable, ready
 
 __all__ = ["LANDING", "TrioConnection"]
 
@@ -41,7 +41,7 @@ class TrioConnection(AsyncConnection[TupleRow]):
     def __init__(self, pgconn: Any, *arguments: Any) -> None:
         super().__init__(pgconn, *arguments)
         self._turns = Turns()
-        self.lock: Any = trio.Lock()  # an asyncio.Lock has the same two methods in use
+        self.lock: Any = Alone()  # of an asyncio.Lock nothing else is in use
         self._why_ended = ""
         self.pooled = False
         """Is its session not ours alone? Told by who has asked."""

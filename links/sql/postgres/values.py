@@ -4,11 +4,12 @@ PostgreSQL has dates beyond the year 9999, before Christ and at infinity, and a 
 Its JSON may be nested deeper than Python reads, or hold a longer number. An error here would come when the rows are
 leased already, and nobody would know which.
 
-How a list is bound as an array: as its text where it holds whole numbers alone.
+How a list is bound as an array: as its text where it holds whole numbers alone; and what a statement holds as it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,9 @@ from psycopg.types.json import JsonbLoader, JsonLoader
 from links.sql.postgres.trio_connection import TrioConnection
 
 __all__ = ["array", "tolerate"]
+
+
+_ESCAPED = frozenset("'\\")
 
 
 def _tolerant(usual: Any) -> type[Loader]:
@@ -70,3 +74,19 @@ def array(values: Sequence[Any]) -> Sequence[Any] | str:
     if all(type(each) is int for each in values):
         return "{" + ",".join(map(str, values)) + "}"
     return [*values]
+
+
+def literal(value: Any) -> str | None:
+    """How this stands in a statement, where that is plain: NULL, a number, whole numbers as an array, a simple text.
+
+    None: it is not, and the driver must escape it.
+    """
+    if value is None:
+        return "NULL"
+    if type(value) is int or (type(value) is float and math.isfinite(value)):
+        return f"{value!r}" if value >= 0 else f"({value!r})"
+    if type(value) is str:
+        return f"'{value}'" if value.isascii() and value.isprintable() and not _ESCAPED.intersection(value) else None
+    if type(value) is list and isinstance(text := array(value), str):
+        return f"'{text}'"
+    return None

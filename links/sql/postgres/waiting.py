@@ -16,7 +16,7 @@ import trio
 from psycopg import OperationalError
 from psycopg.waiting import Ready, Wait
 
-__all__ = ["Driven", "Turns", "drive_connecting", "readable", "ready"]
+__all__ = ["Alone", "Driven", "Turns", "drive_connecting", "readable", "ready"]
 
 R = TypeVar("R")
 
@@ -89,6 +89,25 @@ class Turns:
         if time.monotonic() - self._since > BUSY:
             await trio.lowlevel.checkpoint()
             self.given()
+
+
+class Alone:
+    """A lock as psycopg uses one. `trio.Lock` has a checkpoint in each turn; each statement has one of its own."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        """Wait for it. Cancellation: it was not taken."""
+        while self._taken:
+            await self._waiting.park()
+        self._taken = True
+
+    async def __aexit__(self, *_: object) -> None:
+        """The next one's turn."""
+        self._taken = False
+        self._waiting.unpark()
 
 
 class Driven(Generic[R]):
