@@ -36,8 +36,11 @@ class Pin(Protocol):
     """One connection, for one claim at a time: it holds what it has claimed until it is settled, let go, or lost.
 
     One task at a time uses it, but for `close`. Cancellation, anywhere: the connection is closed, and with it the claim
-    ended; whether a verb was carried out is not known.
+    ended; whether a verb was carried out is not known, but where it is `committed`.
     """
+
+    committed: bool
+    """Was what `settle` was called for last carried out, as far as was heard? Asked after a cancellation."""
 
     async def claim(self, passing: Passing, room: int) -> Sequence[Row]:
         """Claim the first rows of the queue that can be had, up to `room`, but for those that are passed over.

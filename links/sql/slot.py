@@ -327,6 +327,8 @@ class Slot:
         if self._at_work.cancelled_caught:
             self.pin.close()
             for received in said:
+                if self.pin.committed:
+                    order.verdicts[received] = None
                 self._end(received)
             self._lose_all("its connection was closed: an order was not carried out in time")
         if order in self._orders:  # else the slot has ended

@@ -65,6 +65,7 @@ class FakePin:
         self.server = server
         self.ended = trio.Event()
         self.closed = 0
+        self.committed = False
 
     async def claim(self, passing: Passing, room: int) -> Sequence[Row]:
         server = self.server

@@ -25,7 +25,8 @@ from links.sql.pin import Settled
 from links.sql.postgres.codes import is_of_the_row
 from links.sql.postgres.held_statements import AdvisoryStatements
 from links.sql.postgres.looked import Ignored
-from links.sql.postgres.pin import BEGIN, PinnedForm, PostgresPin, bound, first_line, results
+from links.sql.postgres.pin import BEGIN, PinnedForm, PostgresPin, first_line
+from links.sql.postgres.strings import bound, results
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Row
 from settlement.sql import PutBack, Verb
@@ -144,7 +145,7 @@ class AdvisoryPin(PostgresPin[AdvisoryStatements]):
         try:
             if self._plain(said):
                 texts = [self._text(connection, verb, [row[0]]) for row, verb in verbs]
-                await results(connection, [*([] if lent else [BEGIN]), *texts, "COMMIT"])
+                await results(connection, [*([] if lent else [BEGIN]), *texts, "COMMIT"], self._heard)
                 return [None] * len(said)
             if not lent:
                 await connection.execute(BEGIN.encode())

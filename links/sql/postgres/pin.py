@@ -9,12 +9,10 @@ Cancellation, anywhere: the connection is closed, and the server ends the claim.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import psycopg
-from psycopg import AsyncClientCursor
 from psycopg.pq import TransactionStatus
 
 from links.abc import Verdict
@@ -35,19 +33,18 @@ from links.sql.postgres.held_statements import HeldStatements
 from links.sql.postgres.lent import LentConnection
 from links.sql.postgres.looked import Ignored, Looked
 from links.sql.postgres.session import as_before
+from links.sql.postgres.strings import bound, results
 from links.sql.postgres.trio_connection import TrioConnection
-from links.sql.postgres.values import literal
 from links.sql.rows import Row
 from settlement.sql import Custom, Delay, Finish, MoveToGroup, MoveToTable, PutBack, Verb
 
-__all__ = ["BEGIN", "Connect", "PinnedForm", "PostgresPin", "bound", "first_line", "not_applied", "results"]
+__all__ = ["BEGIN", "Connect", "PinnedForm", "PostgresPin", "first_line", "not_applied"]
 
 Connect: TypeAlias = Callable[[], Awaitable[TrioConnection]]
 """How to get a connection; raises `LinkRefused`, `ConnectionBroken`."""
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-_PLACE = re.compile(r"%\((\w+)\)s|%%")
 _TRIES = 5
 """So often is a claim made that others only got into the way of."""
 
@@ -74,6 +71,8 @@ class PostgresPin(Generic[T]):
         self._lent: LentConnection | None = None
         self._written = False
         """A handler may have written in this transaction: behind the savepoint `handling`."""
+        self.committed = False
+        """As `Pin.committed`."""
 
     # --- what each form has of its own -------------------------------------------------------------------------------
 
@@ -188,14 +187,21 @@ class PostgresPin(Generic[T]):
         connection = self._connection
         assert connection is not None, "it has claimed"  # noqa: S101 -- an invariant of ours
         verdict: Verdict
+        self.committed = False
         try:
             if not self._written or (verdict := await self._after_handler(connection, keep=keep)) is None:
                 return await self._settle(connection, said, rest, then)
         except psycopg.Error as error:
             self.close()
-            verdict = SettlementUnknown(f"the connection broke while it was said: {first_line(error)}")
-            verdict.__cause__ = error
+            verdict = None
+            if not self.committed:
+                verdict = SettlementUnknown(f"the connection broke while it was said: {first_line(error)}")
+                verdict.__cause__ = error
         return Settled([verdict] * len(said), rest)
+
+    def _heard(self, command: bytes) -> None:
+        """A statement of ours was carried out."""
+        self.committed = self.committed or command == b"COMMIT"
 
     async def _after_handler(self, connection: TrioConnection, *, keep: bool) -> Verdict:
         """Undo what the handler wrote, unless it is to be kept; a verdict where the claim is no more."""
@@ -265,26 +271,6 @@ class PostgresPin(Generic[T]):
                 return bound(connection, texts.regroup, values | {"to": group})
             case _:
                 raise TypeError(f"{verb!r} is no verb of a row lock")
-
-
-def bound(connection: TrioConnection, text: str, values: dict[str, Any]) -> str:
-    """The statement with its values written into it: here where they are plain, for psycopg takes its time for each."""
-    literals = {name: literal(value) for name, value in values.items()}
-    if None in literals.values():
-        return AsyncClientCursor(connection).mogrify(text.encode(), values)
-    return _PLACE.sub(lambda found: literals[found[1]] or "" if found[1] else "%", text)
-
-
-async def results(connection: TrioConnection, texts: Sequence[str]) -> list[list[tuple[Any, ...]]]:
-    """Carry out these by one message: the rows of each. Raises `psycopg.Error`."""
-    cursor = AsyncClientCursor(connection)
-    await cursor.execute("; ".join(texts).encode())
-    found: list[list[tuple[Any, ...]]] = []
-    while True:
-        result = cursor.pgresult  # `cursor.description` would make an object for each column
-        found.append(await cursor.fetchall() if result is not None and result.nfields else [])
-        if not cursor.nextset():
-            return found
 
 
 def not_applied(why: Exception) -> NotApplied:

@@ -30,7 +30,8 @@ from links.sql.jobs import Passing
 from links.sql.pin import Settled
 from links.sql.postgres.codes import is_again, is_doomed
 from links.sql.postgres.held_statements import RowLockStatements
-from links.sql.postgres.pin import PinnedForm, PostgresPin, bound, first_line, not_applied, results
+from links.sql.postgres.pin import PinnedForm, PostgresPin, first_line, not_applied
+from links.sql.postgres.strings import bound, results
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Row
 from settlement.sql import PutBack, RowLock, Verb
@@ -91,7 +92,7 @@ class RowLockPin(PostgresPin[RowLockStatements]):
 
     async def _found(self, connection: TrioConnection, texts: Sequence[str], passing: Passing) -> Sequence[Row]:
         """Carry out these, of which the last one is a claim. Where it finds nothing the transaction is ended."""
-        rows = (await results(connection, texts))[-1]
+        rows = (await results(connection, texts, self._heard))[-1]
         passing.complete = not rows
         if not rows:
             await self._roll_back(connection)
@@ -116,7 +117,7 @@ class RowLockPin(PostgresPin[RowLockStatements]):
             if rest:
                 return Settled(done, await self._committed(connection, texts, rest))
             if then is None or self._form.texts.guard:
-                await results(connection, texts)
+                await results(connection, texts, self._heard)
                 return Settled(done)
             texts += self._claiming(connection, then, len(said))
             self._written = False
@@ -125,13 +126,12 @@ class RowLockPin(PostgresPin[RowLockStatements]):
             if connection.closed:
                 raise
             failure = error
-        if connection.info.transaction_status == TransactionStatus.IDLE:
-            return self._not_committed(failure, said, rest)
-        try:
-            await connection.execute(b"ROLLBACK TO SAVEPOINT settling")
-        except psycopg.errors.InvalidSavepointSpecification:  # what came behind the COMMIT has failed
+        if self.committed:  # it is what came behind that has failed
             await self._roll_back(connection)
             return Settled(done, rest)
+        if connection.info.transaction_status == TransactionStatus.IDLE:
+            return self._not_committed(failure, said, rest)
+        await connection.execute(b"ROLLBACK TO SAVEPOINT settling")
         if is_doomed(failure):
             await self._roll_back(connection)
             return self._not_committed(failure, said, rest)
@@ -169,10 +169,10 @@ class RowLockPin(PostgresPin[RowLockStatements]):
     async def _committed(self, connection: TrioConnection, texts: Sequence[str], rest: Sequence[Row]) -> Sequence[Row]:
         """Carry out these, of which the last one is COMMIT, and lock the rest again; those of it that are lost."""
         if not rest:
-            await results(connection, texts)
+            await results(connection, texts, self._heard)
             return []
         again = bound(connection, self._form.texts.again, {"ids": [row[0] for row in rest], "group": self._form.group})
-        held = {row[0] for row in (await results(connection, [*texts, self._form.begin, again]))[-1]}
+        held = {row[0] for row in (await results(connection, [*texts, self._form.begin, again], self._heard))[-1]}
         return [row for row in rest if row[0] not in held]
 
     @staticmethod
