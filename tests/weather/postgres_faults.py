@@ -15,22 +15,37 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 import pytest
+from psycopg import AsyncClientCursor
 from psycopg.pq import PipelineStatus
 
 from links.sql.postgres.trio_connection import TrioConnection
 
-__all__ = ["AUDIT", "FAULTS", "OURS", "Faults", "faulty_connections"]
+__all__ = ["AUDIT", "COMMITS", "FAULTS", "OURS", "PINNED", "QUIET", "Faults", "faulty_connections"]
 
 FAULTS = ("sever", "lose_answer", "lose_verdict", "deadlock")
+PINNED = ("sever", "lose_answer", "lose_verdict", "end_before_commit", "end_behind_commit", "end_amid")
+"""Those of forms that hold a connection: the server may end it amid what it is told."""
 _HELD = b"WITH held"
 """So begins a settlement, an extension or a release."""
 OURS = "life"
 """How the application_name of a broker under test begins."""
 
-AUDIT = """
-CREATE TABLE audit (what text, id bigint, attempt integer, payload bytea);
+QUIET = """
+CREATE TABLE notes (call integer, id bigint, tx text DEFAULT pg_current_xact_id()::text);
+CREATE FUNCTION closed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'closed'; END $$;
+"""
+"""Of a table without triggers, of which nothing is written down. `notes` is for handlers; `closed` for a trigger that
+the weather makes."""
+
+AUDIT = (
+    QUIET  # noqa: S608 -- the test's own words
+    + """
+CREATE TABLE audit (
+    what text, id bigint, attempt integer, payload bytea, tx text DEFAULT pg_current_xact_id()::text
+);
 CREATE TABLE claims (
-    n bigint GENERATED ALWAYS AS IDENTITY, id bigint, attempt integer, pid integer, at timestamptz
+    n bigint GENERATED ALWAYS AS IDENTITY, id bigint, attempt integer, pid integer, at timestamptz,
+    tx text DEFAULT pg_current_xact_id()::text
 );
 CREATE TABLE holders (id bigint PRIMARY KEY, who text, pid integer);
 CREATE TABLE most (pid integer PRIMARY KEY, n bigint);
@@ -66,7 +81,7 @@ BEGIN
         INSERT INTO audit VALUES ('gone', NEW.id, NEW.attempt, NEW.payload);
         INSERT INTO audit VALUES ('buried', NEW.id, NEW.attempt, NEW.payload);
     END IF;
-    IF NEW.locked_until IS NULL THEN
+    IF after->>'locked_until' IS NULL THEN
         DELETE FROM holders WHERE id = NEW.id;
     ELSE
         INSERT INTO holders VALUES (NEW.id, who, pg_backend_pid())
@@ -84,10 +99,20 @@ CREATE FUNCTION counted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER counted AFTER UPDATE ON jobs FOR EACH STATEMENT EXECUTE FUNCTION counted();
-
-CREATE FUNCTION closed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'closed'; END $$;
 """
-"""What becomes of each row, in the test's own tables. `closed` is for a trigger that the weather makes."""
+)
+"""What becomes of each row, in the test's own tables."""
+
+COMMITS = """
+CREATE SEQUENCE refusals MINVALUE -9 START 1;
+CREATE FUNCTION refused() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF nextval('refusals') <= 0 THEN RAISE 'refused'; END IF;
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER refused AFTER UPDATE OR DELETE ON jobs DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION refused();
+"""
+"""COMMIT can be refused: `SELECT setval('refusals', -2)` refuses two writes."""
 
 
 class Faults:
@@ -121,6 +146,19 @@ def _writes(query: object) -> bool:
     return isinstance(query, bytes) and query.startswith((b"WITH due", _HELD))
 
 
+_END = b"SELECT pg_terminate_backend(pg_backend_pid())"
+
+
+def _fatal(query: bytes, faults: Faults) -> bytes:
+    """The same statements, with the server's end of the connection among them, where that is due."""
+    if b"COMMIT" in query:
+        if faults.befalls("end_before_commit"):
+            return query.replace(b"COMMIT", _END + b"; COMMIT")
+        if faults.befalls("end_behind_commit"):
+            return query.replace(b"COMMIT", b"COMMIT; " + _END)
+    return query + b"; " + _END if faults.befalls("end_amid") else query
+
+
 def _finishes(query: bytes) -> bool:
     return query.startswith(_HELD) and (b"DELETE" in query or b"processed_at" in query)
 
@@ -130,6 +168,7 @@ def faulty_connections(watched: Mapping[str, Faults]) -> Generator[None, None, N
     """Inside, connections of `links.sql` to these databases, by name, have faults."""
     execute: Any = TrioConnection.execute
     pipeline: Any = TrioConnection.pipeline
+    send: Any = AsyncClientCursor.execute
     finishing: WeakKeyDictionary[TrioConnection, bool] = WeakKeyDictionary()
     """In the pipeline of this connection, is there something that finishes?"""
 
@@ -163,7 +202,27 @@ def faulty_connections(watched: Mapping[str, Faults]) -> Generator[None, None, N
             raise breaks(connection, faults, "the answer was lost")
         return cursor
 
+    async def sending(cursor: Any, query: bytes, *arguments: Any, **options: Any) -> Any:
+        """As the forms that hold a connection do it."""
+        connection = cursor.connection
+        faults = None if connection.closed else watched.get(connection.info.dbname)
+        if faults is None:
+            return await send(cursor, query, *arguments, **options)
+        if faults.befalls("sever"):
+            raise breaks(connection, faults, "severed")
+        pid = connection.info.backend_pid
+        try:
+            answer = await send(cursor, _fatal(query, faults), *arguments, **options)
+        except psycopg.Error:
+            if connection.closed:
+                faults.broken.add(pid)
+            raise
+        if faults.befalls("lose_answer") or (b"COMMIT" in query and faults.befalls("lose_verdict")):
+            raise breaks(connection, faults, "the answer was lost")
+        return answer
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AsyncClientCursor, "execute", sending)
         patch.setattr(TrioConnection, "execute", executing)
         patch.setattr(TrioConnection, "pipeline", pipelining)
         yield
