@@ -8,6 +8,7 @@ connection from another by its backend's process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -146,16 +147,23 @@ def _writes(query: object) -> bool:
     return isinstance(query, bytes) and query.startswith((b"WITH due", _HELD))
 
 
+_COMMIT = re.compile(rb"\bCOMMIT\b")
+
+
+def _commits(query: bytes) -> bool:
+    return _COMMIT.search(query) is not None
+
+
 _END = b"SELECT pg_terminate_backend(pg_backend_pid())"
 
 
 def _fatal(query: bytes, faults: Faults) -> bytes:
     """The same statements, with the server's end of the connection among them, where that is due."""
-    if b"COMMIT" in query:
+    if _commits(query):
         if faults.befalls("end_before_commit"):
-            return query.replace(b"COMMIT", _END + b"; COMMIT")
+            return _COMMIT.sub(_END + b"; COMMIT", query)
         if faults.befalls("end_behind_commit"):
-            return query.replace(b"COMMIT", b"COMMIT; " + _END)
+            return _COMMIT.sub(b"COMMIT; " + _END, query)
     return query + b"; " + _END if faults.befalls("end_amid") else query
 
 
@@ -217,7 +225,7 @@ def faulty_connections(watched: Mapping[str, Faults]) -> Generator[None, None, N
             if connection.closed:
                 faults.broken.add(pid)
             raise
-        if faults.befalls("lose_answer") or (b"COMMIT" in query and faults.befalls("lose_verdict")):
+        if faults.befalls("lose_answer") or (_commits(query) and faults.befalls("lose_verdict")):
             raise breaks(connection, faults, "the answer was lost")
         return answer
 
