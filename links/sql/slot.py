@@ -200,8 +200,7 @@ class Slot:
                 f"{delivery.source!r}: the rows of a batch share one transaction, so a handler's writes would be those "
                 "of each; use Subscription(…) for a handler that writes in it"
             )
-        if not self._rows or self.claimed is not claimed or self._orders:
-            raise TransactionHeld(f"{delivery.source!r}: delivery {delivery.id} is in hand no more")
+        self._check_held(delivery, claimed)
         if self._lent:
             raise TransactionHeld(f"{delivery.source!r}: the connection of delivery {delivery.id} is lent already")
         self._lent = self._borrowed = True
@@ -209,10 +208,18 @@ class Slot:
             while self._watch is not None:
                 self._watch.cancel()
                 await self._told.park()
-            return await self.pin.lend()
+            self._check_held(delivery, claimed)
+            lent = await self.pin.lend()
+            self._check_held(delivery, claimed)
         except BaseException:
-            self.take_back()
+            claimed.take_back()
             raise
+        return lent
+
+    def _check_held(self, delivery: Delivery[Any], claimed: Claimed) -> None:
+        """Raises `TransactionHeld`."""
+        if not self._rows or self.claimed is not claimed or self._orders:
+            raise TransactionHeld(f"{delivery.source!r}: delivery {delivery.id} is in hand no more")
 
     def take_back(self) -> None:
         """It is lent no more; a plain call."""

@@ -12,7 +12,14 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from links.abc import Received, Settlement, Verdict, beside
-from links.errors import CallBroken, ConnectionBroken, LeaseLost, NotApplied, SettlementUnknown
+from links.errors import (
+    CallBroken,
+    ConnectionBroken,
+    LeaseLost,
+    NotApplied,
+    SettlementUnknown,
+    TransactionHeld,
+)
 from links.sql import Table
 from links.sql.jobs import Passing
 from links.sql.pin import Settled
@@ -45,6 +52,9 @@ class Server:
     verdicts: list[Verdict] = attrs.Factory(list[Verdict])
     lost: list[int] = attrs.Factory(list[int])
     said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
+    settled: list[tuple[set[int], set[int]]] = attrs.Factory(list[tuple[set[int], set[int]]])
+    """By each commit: what was said, and what stayed."""
+    lending: float = 0.0
     pins: list[FakePin] = attrs.Factory(list["FakePin"])
 
     def take(self, passing: Passing, room: int) -> Sequence[Row]:
@@ -81,6 +91,7 @@ class FakePin:
         return server.take(passing, room)
 
     async def lend(self) -> Any:
+        await trio.sleep(self.server.lending)
         return self
 
     def take_back(self) -> None:
@@ -92,6 +103,7 @@ class FakePin:
         assert keep
         if self.server.hangs:
             await trio.sleep_forever()
+        self.server.settled.append(({row[0] for row, _ in said}, {row[0] for row in rest}))
         self.server.said += [(row[0], str(verb)) for row, verb in said]
         await trio.lowlevel.checkpoint()
         verdicts = [self.server.verdicts.pop() if self.server.verdicts else None for _ in said]
@@ -350,3 +362,185 @@ async def test_what_a_handler_wrote_is_undone_before_other_steps(autojump_clock:
             link.undo(received)
         await link.settle([finish(one), finish(two)])
     assert [said for said in server.said if said[1] == "undo"] == [(-1, "undo")]
+
+
+def handle_of(received: Received[Any]) -> Any:
+    return received.delivery._handle  # pyright: ignore[reportPrivateUsage] -- the transport's own
+
+
+async def test_what_was_let_go_while_it_was_being_lent_is_not_lent(autojump_clock: MockClock) -> None:
+    """DESIGN 3.8: a handler that shields itself gets no connection of which the claim has ended meanwhile."""
+    server = Server([1], lending=1.0)
+    async with linked(server, limit=1) as (link, _):
+        (received,) = await some(link, 1)
+        lent: list[Any] = []
+
+        async def handler() -> None:
+            try:
+                lent.append(await handle_of(received).lend(received.delivery))
+            except TransactionHeld as error:
+                lent.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(handler)
+            await trio.sleep(0.5)
+            link.forget(received)
+        assert [str(error) for error in lent] == ["'jobs': delivery 1 is in hand no more"]
+
+
+async def test_what_is_lost_while_it_is_being_lent_is_not_lent(autojump_clock: MockClock) -> None:
+    """DESIGN 4: the connection has ended in the tick in which it was asked for."""
+    server = Server([1])
+    async with linked(server, limit=1) as (link, lost):
+        (received,) = await some(link, 1)
+        await wait_all_tasks_blocked()
+        server.pins[0].ended.set()
+        with pytest.raises(TransactionHeld, match="'jobs': delivery 1 is in hand no more"):
+            await handle_of(received).lend(received.delivery)
+        assert lost == [(received, Line.UNSETTLED)]
+
+
+async def test_two_settlements_of_one_claim_at_once(autojump_clock: MockClock) -> None:
+    """S-6.2: a before-step's verb and the worker's: each commits its own, what stays is what the other is to say."""
+    server = Server([*range(3)])
+    async with linked(server, limit=3, size=3) as (link, _):
+        one, two, three = await some(link, 3)
+        verdicts: list[Verdict] = []
+
+        async def settle(*some: Received[Any]) -> None:
+            verdicts.extend(await link.settle([finish(received) for received in some]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(settle, one)
+            nursery.start_soon(settle, two, three)
+        assert verdicts == [None] * 3
+        assert sorted(map(len, [said for said, _ in server.settled])) == [1, 2]
+        assert server.settled[0][0] | server.settled[0][1] == {0, 1, 2}
+        assert server.settled[1][1] == set()
+
+
+async def test_the_same_row_twice(autojump_clock: MockClock) -> None:
+    """DESIGN 4: it is settled once; who comes second hears that the claim has ended."""
+    server = Server([1])
+    async with linked(server, limit=1) as (link, _):
+        (received,) = await some(link, 1)
+        verdicts: list[Verdict] = []
+
+        async def settle() -> None:
+            verdicts.extend(await link.settle([finish(received)]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(settle)
+            nursery.start_soon(settle)
+        assert sorted(type(verdict).__name__ for verdict in verdicts) == ["LeaseLost", "NoneType"]
+        assert server.said == [(1, "finish")]
+
+
+async def test_one_that_is_forgotten_while_it_is_settled(autojump_clock: MockClock) -> None:
+    """S-6.2: the verb that is under way decides."""
+    server = Server([1, 2])
+    async with linked(server, limit=2, size=2) as (link, lost):
+        one, two = await some(link, 2)
+        verdicts: list[Verdict] = []
+
+        async def settle() -> None:
+            verdicts.extend(await link.settle([finish(one), finish(two)]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(settle)
+            await trio.lowlevel.checkpoint()
+            link.forget(one)
+            link.forget(two)
+        assert (verdicts, lost) == ([None, None], [])
+        assert server.said == [(1, "finish"), (2, "finish")]
+
+
+async def test_a_connection_that_dies_while_orders_wait(autojump_clock: MockClock) -> None:
+    """DESIGN 4: each of them is told: none waits for ever, and the place goes on with another connection."""
+    server = Server([*range(4)])
+    server.verdicts = [SettlementUnknown("broken")]
+    server.lost = [1, 2]
+    async with linked(server, limit=3, size=3) as (link, _):
+        one, two, three = await some(link, 3)
+        verdicts: dict[str, Verdict] = {}
+
+        async def settle(received: Received[Any]) -> None:
+            (verdicts[received.delivery.id],) = await link.settle([finish(received)])
+
+        with trio.fail_after(3):
+            async with trio.open_nursery() as nursery:
+                for received in (one, two, three):
+                    nursery.start_soon(settle, received)
+                await trio.lowlevel.checkpoint()
+        kinds = sorted(type(verdict).__name__ for verdict in verdicts.values())
+        assert kinds in (
+            ["LeaseLost", "LeaseLost", "SettlementUnknown"],
+            ["LeaseLost", "NoneType", "SettlementUnknown"],
+        )
+        assert len(await some(link, 1)) == 1
+
+
+async def test_a_claim_behind_the_stop_that_travels_with_a_settlement(autojump_clock: MockClock) -> None:
+    """S-13.1: what it has found is let go at once, and nobody has seen it."""
+    server = Server([1, 2])
+    async with linked(server, limit=1) as (link, _):
+        (received,) = await some(link, 1)
+
+        async def settle() -> None:
+            assert list(await link.settle([finish(received)])) == [None]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(settle)
+            while not server.said:
+                await trio.lowlevel.checkpoint()
+            link.stop()
+        await wait_all_tasks_blocked()
+        assert server.said == [(1, "finish"), (-1, "let go")]
+        with trio.move_on_after(2000) as scope:
+            await link.receive(1)
+        assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize(("limit", "size", "places", "most"), [(2, 5, 1, 2), (7, 3, 2, 3), (3, 3, 1, 3), (1, 9, 1, 1)])
+async def test_a_limit_that_is_no_multiple_of_the_size(
+    limit: int, size: int, places: int, most: int, autojump_clock: MockClock
+) -> None:
+    """S-2.5: never more in hand than the limit; claims are as large as a batch, or as the limit."""
+    server = Server([*range(20)])
+    async with linked(server, limit=limit, size=size) as (link, _):
+        await some(link, places * most)
+        assert len(server.pins) == places
+        with trio.move_on_after(10) as scope:
+            await link.receive(1)
+        assert scope.cancelled_caught
+    assert places * most <= limit
+    assert len(server.rows) == 20 - places * most
+
+
+async def test_cancelled_at_every_step(autojump_clock: MockClock) -> None:
+    """DESIGN 4: wherever the life is cancelled each connection is closed, and each verdict that was given is true."""
+    for step in range(1, 60):
+        server = Server([*range(6)])
+        told: dict[int, Verdict] = {}
+        with trio.CancelScope() as scope:
+            async with linked(server, limit=4, size=2) as (link, _):
+
+                async def cancel(scope: trio.CancelScope = scope, step: int = step) -> None:
+                    for _ in range(step):
+                        await trio.lowlevel.checkpoint()
+                    scope.cancel()
+
+                async with trio.open_nursery() as nursery:
+                    batch = await some(link, 2)
+                    nursery.start_soon(cancel)
+                    while True:
+                        said = [finish(received) for received in batch]
+                        for received, verdict in zip(batch, await link.settle(said), strict=True):
+                            told[int(received.delivery.id)] = verdict
+                        batch = await some(link, 2)
+        assert scope.cancelled_caught
+        assert all(pin.closed for pin in server.pins)
+        finished = [row for row, verb in server.said if verb == "finish"]
+        assert len(finished) == len({*finished})
+        assert {row for row, verdict in told.items() if verdict is None} <= {*finished}
+        assert {row for row, verdict in told.items() if isinstance(verdict, LeaseLost)}.isdisjoint(finished)
