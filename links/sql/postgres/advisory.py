@@ -133,6 +133,8 @@ class AdvisoryPin(PostgresPin[AdvisoryStatements]):
         then: Passing | None,  # noqa: ARG002 -- a claim says by itself what it has locked
     ) -> Settled:
         """One transaction, then the unlocking; what failed is unlocked, too."""
+        if connection.info.transaction_status == TransactionStatus.INERROR:  # such as by a cancel that came late
+            await connection.execute(b"ROLLBACK")
         verdicts = await self._said(connection, said)
         await self._unlock(connection, [self._keys.pop(row[0]) for row, _ in said])
         return Settled(verdicts)

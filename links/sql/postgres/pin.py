@@ -25,6 +25,7 @@ from links.errors import (
     NotApplied,
     SettlementUnknown,
     TransactionEnded,
+    TransactionHeld,
 )
 from links.sql.jobs import Passing
 from links.sql.pin import Settled
@@ -133,9 +134,10 @@ class PostgresPin(Generic[T]):
             raise (ConnectionBroken if connection.closed else CallBroken)(first_line(error)) from error
 
     async def lend(self) -> LentConnection:
-        """As `Pin.lend`. Raises `psycopg.Error`."""
+        """As `Pin.lend`. Raises `psycopg.Error`, and `TransactionHeld` where there is no connection."""
         connection = self._connection
-        assert connection is not None, "it has claimed"  # noqa: S101 -- an invariant of ours
+        if connection is None:  # it was closed, and nobody has heard of it yet
+            raise TransactionHeld("its connection has ended, and the claim with it")
         if not self._written:
             await results(connection, [*self.opening, "SAVEPOINT handling"])
             self._written = True
@@ -185,9 +187,10 @@ class PostgresPin(Generic[T]):
     ) -> Settled:
         """As `Pin.settle`."""
         connection = self._connection
-        assert connection is not None, "it has claimed"  # noqa: S101 -- an invariant of ours
         verdict: Verdict
         self.committed = False
+        if connection is None:  # it was closed, and nobody has heard of it yet
+            return Settled([LeaseLost("its connection has ended, and the claim with it")] * len(said), rest)
         try:
             if not self._written or (verdict := await self._after_handler(connection, keep=keep)) is None:
                 return await self._settle(connection, said, rest, then)

@@ -25,7 +25,7 @@ import trio
 from psycopg.pq import TransactionStatus
 
 from links.abc import Verdict
-from links.errors import LeaseLost
+from links.errors import CallBroken, LeaseLost
 from links.sql.jobs import Passing
 from links.sql.pin import Settled
 from links.sql.postgres.codes import is_again, is_doomed
@@ -105,6 +105,9 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         self, connection: TrioConnection, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], then: Passing | None
     ) -> Settled:
         """All by one message, and what follows by the same."""
+        if connection.info.transaction_status != TransactionStatus.INTRANS:  # such as by a cancel that came late
+            await self._roll_back(connection)
+            return self._not_committed(CallBroken("a statement of its transaction had failed"), said, rest)
         if not self._plain(said):
             return await self._one_by_one(connection, said, rest)
         alike: dict[Verb, list[Any]] = {}
@@ -129,10 +132,13 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         if self.committed:  # it is what came behind that has failed
             await self._roll_back(connection)
             return Settled(done, rest)
-        if connection.info.transaction_status == TransactionStatus.IDLE:
-            return self._not_committed(failure, said, rest)
-        await connection.execute(b"ROLLBACK TO SAVEPOINT settling")
-        if is_doomed(failure):
+        try:
+            await connection.execute(b"ROLLBACK TO SAVEPOINT settling")
+        except (psycopg.errors.InvalidSavepointSpecification, psycopg.errors.NoActiveSqlTransaction):
+            doomed = True  # COMMIT itself has failed, or all of it
+        else:
+            doomed = is_doomed(failure)
+        if doomed:
             await self._roll_back(connection)
             return self._not_committed(failure, said, rest)
         if len(said) == 1:
@@ -156,9 +162,9 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         except psycopg.Error as error:
             if connection.closed:
                 raise
-            if connection.info.transaction_status == TransactionStatus.IDLE:
-                return self._not_committed(error, said, rest)
             await self._roll_back(connection)
+            if not self.committed:
+                return self._not_committed(error, said, rest)
             lost = [*stays, *rest]
         gone = {row[0] for row in lost}
         for number, (row, _) in enumerate(said):
