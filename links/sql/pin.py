@@ -56,7 +56,7 @@ class Pin(Protocol):
         """Carry out these verbs by one commit; what was *not applied*, and the rest of the claim, is held as before.
 
         `keep`: what a handler has written on the connection stands; else it is undone first. `then`: where nothing is
-        held any more, claim as many rows again, but for those.
+        held any more, claim up to as many rows as the claim before might have, but for those; or look for none.
         """
         ...
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from links.abc import Link, Received
-from links.errors import LeaseLost
+from links.errors import LeaseLost, NotApplied
 from links.sql import AdvisoryLock, SqlQueue
 from links.sql.postgres.row_lock import PostgresRowLock
 from settlement import Ack, Retry
@@ -135,6 +135,39 @@ async def test_a_part_whose_rest_cannot_be_locked_again(
         monkeypatch.undo()
         assert sorted(told) == [(b"1", Line.UNSETTLED), (b"2", Line.UNSETTLED)]
         assert [row["payload"] for row in tables.rows()] == [b"1", b"2"]
+
+
+async def test_batches_are_full_again_behind_a_short_one(database: str) -> None:
+    """DESIGN 3.8: the claim behind a settlement takes what a batch has, not what the one before had found."""
+    tables = tables_of(database, 1)
+    queue = tables.broker().queue(tables.table())
+    async with linked(queue, limit=5, size=5) as link:
+        short = await some(link, 1)
+        tables.add(*(b"more %d" % number for number in range(10)))
+        await link.settle([order(queue, short[0], Ack())])
+        with trio.fail_after(10):
+            assert len(await link.receive(5)) == 5
+
+
+async def test_a_busy_queue_is_looked_at_all_the_same(database: str) -> None:
+    """DESIGN 4: a trigger that comes while rows flow without a pause, and ignores the DELETE, is seen within a second.
+
+    Else rows would be booked as acked that stay.
+    """
+    tables = tables_of(database, 2)
+    queue = tables.broker().queue(tables.table())
+    async with linked(queue) as link:
+        (received,) = await some(link, 1)
+        tables.run(IGNORES)
+        end = trio.current_time() + 5
+        verdict = None
+        while verdict is None and trio.current_time() < end:
+            tables.add(b"more")
+            (verdict,) = await link.settle([order(queue, received, Ack())])
+            if verdict is None:
+                (received,) = await some(link, 1)
+        assert isinstance(verdict, NotApplied)
+        assert trio.current_time() < end - 3
 
 
 async def test_an_advisory_claim_whose_transaction_has_failed(database: str) -> None:

@@ -87,12 +87,17 @@ class Looked(Generic[T]):
             if line not in self.warnings:
                 self.warnings.append(line)
 
+    @property
+    def known(self) -> bool:
+        """Is the last look at the tables not long ago?"""
+        return trio.current_time() < self._looked + AGAIN
+
     async def look_again(self, connection: TrioConnection, *, now: bool = False) -> None:
         """Look at the tables where they have changed; not `now`: if the last look is a while ago.
 
         Raises as `look`.
         """
-        if not now and trio.current_time() < self._looked + AGAIN:
+        if not now and self.known:
             return
         if await self._fingerprint(connection) != self._known:
             told = len(self.warnings)

@@ -61,10 +61,12 @@ class RowLockPin(PostgresPin[RowLockStatements]):
     """One connection, and the rows that it has locked."""
 
     _form: PostgresRowLock
+    _room = 1
+    """Rows of a claim, at most."""
 
     async def _claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
         await self._look_again(connection, now=False)
-        self._written = False
+        self._written, self._room = False, room
         texts = self._claiming(connection, passing, room)
         if self._form.texts.guard:
             return await self._head(connection, texts, passing)
@@ -119,10 +121,10 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         try:
             if rest:
                 return Settled(done, await self._committed(connection, texts, rest))
-            if then is None or self._form.texts.guard:
+            if then is None or self._form.texts.guard or not self._form.known:  # a claim of its own looks again
                 await results(connection, texts, self._heard)
                 return Settled(done)
-            texts += self._claiming(connection, then, len(said))
+            texts += self._claiming(connection, then, self._room)
             self._written = False
             return Settled(done, claimed=await self._found(connection, texts, then))
         except psycopg.Error as error:
