@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,14 +12,17 @@ import psycopg
 import pytest
 import trio
 
+from actors import BatchSubscription, Runtime, Subscription, open_runtime
 from links.abc import Link, Received
-from links.errors import LeaseLost, NotApplied
-from links.sql import AdvisoryLock, SqlQueue
+from links.errors import LeaseLost, LinkRefused, NotApplied, SettlementUnknown
+from links.sql import AdvisoryLock, RowLock, SqlBroker, SqlQueue, Table
 from links.sql.postgres.row_lock import PostgresRowLock
-from settlement import Ack, Retry
+from settlement import Ack, Delivery, Drop, Outcome, Policy, Retry
 from settlement.ledger import Line
+from settlement.sql import ClaimForm
 from tests.links.postgres_tables import PostgresTables
-from tests.links.sqlite_kit import order
+from tests.links.sqlite_kit import order, until
+from tests.weather.schedule import dice_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.servers]
 
@@ -179,4 +184,271 @@ async def test_an_advisory_claim_whose_transaction_has_failed(database: str) -> 
             (received,) = await some(link, 1)
             spoil(received, "BEGIN")
             assert list(await link.settle([order(queue, received, outcome)])) == [None]
+    assert tables.rows() == []
+
+
+FORMS: dict[str, ClaimForm] = {"row_lock": RowLock(), "advisory": AdvisoryLock("one-{id}")}
+HELD = """SELECT pid FROM pg_locks JOIN pg_database d ON d.oid = database
+    WHERE datname = current_database() AND locktype = 'advisory' UNION ALL
+    SELECT pid FROM pg_stat_activity WHERE application_name = 'trio-settlement'
+    AND datname = current_database() AND state LIKE 'idle in transaction%'"""
+
+
+async def free(tables: PostgresTables) -> None:
+    """Wait until nobody holds anything."""
+    with trio.fail_after(10):
+        while await trio.to_thread.run_sync(tables.run, HELD):
+            await trio.sleep(0.01)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [1, 3])
+async def test_cancelled_at_random_moments(database: str, form: str, size: int) -> None:
+    """DESIGN 4: nothing is held, nothing is lost, and what was said to be done is done."""
+    tables = tables_of(database, 400)
+    dice = dice_of(8)
+    queue = tables.broker().queue(tables.table(), claim=FORMS[form])
+    done: set[bytes] = set()
+    unknown: set[bytes] = set()
+    async with queue.broker.connect():
+        for number in range(24):
+            with trio.move_on_after(dice.uniform(0.0, 0.1) if number % 2 else 10.0) as scope:
+                async with queue.attach("test", lambda *_: None, 5.0, limit=2 * size, size=size) as link:
+                    while True:
+                        batch = await link.receive(size)
+                        scope.deadline = min(scope.deadline, trio.current_time() + dice.uniform(0.0, 0.03))
+                        verdicts = await link.settle([order(queue, received, Ack()) for received in batch])
+                        for received, verdict in zip(batch, verdicts, strict=True):
+                            if verdict is None:
+                                done.add(received.delivery.body)
+                            elif isinstance(verdict, SettlementUnknown):
+                                unknown.add(received.delivery.body)
+            await free(tables)
+        left = {row["payload"] for row in tables.rows()}
+        every = {b"%d" % number for number in range(400)}
+        assert done.isdisjoint(left)
+        assert every - left <= done | unknown
+        assert done, "it was cancelled too soon, each time"
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_batch_whose_handler_takes_too_long(database: str, form: str) -> None:
+    """C-7.5, S-6.2: `within` is a failure of each: they are put back by one commit, and come again."""
+    tables = tables_of(database, 3)
+    calls: list[int] = []
+
+    async def handle(batch: Sequence[Delivery[bytes]]) -> None:
+        calls.append(len(batch))
+        if len(calls) == 1:
+            await trio.sleep_forever()
+
+    source = tables.broker().queue(tables.table(), claim=FORMS[form])
+    subscription = BatchSubscription(source, handle, size=3, within=0.2, policy=Policy(on_error=Retry()))
+    with trio.fail_after(20):
+        async with open_runtime(subscription) as runtime:
+            await until(lambda: runtime.ledger("jobs").acked == 3)
+    assert runtime.ledger("jobs").retried == 3
+    assert calls[0] == 3
+    assert tables.rows() == []
+    await free(tables)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("how", ["grace", "fail_fast"])
+async def test_a_batch_whose_worker_is_cancelled(database: str, form: str, how: str) -> None:
+    """S-13.1, C-5.4: by the end of a drain's grace, or since another handler failed: its rows are as they were."""
+    tables = tables_of(database, 3)
+    before = tables.rows()
+    begun = trio.Event()
+
+    async def handle(_: Sequence[Delivery[bytes]]) -> None:
+        begun.set()
+        await trio.sleep_forever()
+
+    async def fails(_: Delivery[bytes]) -> None:
+        await begun.wait()
+        raise ValueError("no")
+
+    broker = tables.broker()
+    source = broker.queue(tables.table(), claim=FORMS[form])
+    subscriptions: list[Any] = [BatchSubscription(source, handle, size=3)]
+    if how == "fail_fast":
+        others = RowLock() if form == "row_lock" else AdvisoryLock("other-{id}")
+        tables.run("CREATE TABLE others (LIKE jobs INCLUDING ALL)")
+        tables.run("INSERT INTO others (payload) VALUES ('x')")
+        subscriptions.append(Subscription(broker.queue(tables.table("others"), claim=others), fails))
+    runtime: Runtime | None = None
+    with trio.fail_after(20), contextlib.suppress(ExceptionGroup):
+        async with open_runtime(*subscriptions, grace=0.1) as runtime:
+            await begun.wait()
+            if how == "fail_fast":
+                await trio.sleep_forever()
+    assert runtime is not None
+    assert runtime.ledger("jobs").unsettled == 3
+    counted = int(form == "advisory")  # when it was claimed, and its handler has begun
+    assert tables.rows() == [{**row, "attempt": row["attempt"] + counted} for row in before]
+    await free(tables)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_drain_that_begins_while_spoiled_rows_are_settled(database: str, form: str) -> None:
+    """C-7.6, S-13.1: they are settled, and the others of the batch go back as they were, with no handler called."""
+    tables = tables_of(database, 4)
+    tables.run(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.5); RETURN NULL; END $$"
+    )
+    tables.run("CREATE TRIGGER slow AFTER DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION slow()")
+    before = tables.rows()
+    called: list[Any] = []
+    spoiled = trio.Event()
+
+    def decode(body: bytes) -> bytes:
+        if body == b"0":
+            spoiled.set()
+            raise ValueError("no")
+        return body
+
+    async def handle(batch: Sequence[Delivery[bytes]]) -> None:
+        called.append(batch)
+
+    source = tables.broker().queue(tables.table(), claim=FORMS[form])
+    policy = Policy(on_undecodable=Drop())
+    subscription = BatchSubscription(source, handle, size=4, decode=decode, policy=policy)
+    with trio.fail_after(20):
+        async with open_runtime(subscription, grace=5.0) as runtime:
+            await spoiled.wait()
+            await trio.sleep(0.1)
+            runtime.drain()
+    ledger = runtime.ledger("jobs")
+    assert (ledger.dropped, ledger.unsettled, called) == (1, 3, [])
+    assert tables.rows() == before[1:]
+    await free(tables)
+
+
+async def test_a_dead_letter_of_another_broker_within_a_batch(database: str) -> None:
+    """S-4.6, S-6.2: the others are settled by one commit, this row is locked again, and finished behind the letter."""
+    tables = tables_of(database, 3)
+    tables.run("CREATE TABLE letters (id bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, payload bytea)")
+    other = tables.broker()
+    broker = tables.broker()
+    letters = other.publisher(Table("letters", id="id", payload="payload", generated=["id"]))
+    tables.run("CREATE TABLE ends (payload bytea, tx text)")
+    tables.run(
+        "CREATE FUNCTION ended() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO ends VALUES (OLD.payload, pg_current_xact_id()::text); RETURN NULL; END $$"
+    )
+    tables.run("CREATE TRIGGER ended AFTER DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION ended()")
+
+    async def handle(batch: Sequence[Delivery[bytes]]) -> list[Outcome]:
+        return [Retry() if delivery.body == b"1" else Ack() for delivery in batch]
+
+    policy = Policy(max_attempts=1, dead_letter=letters)
+    subscription = BatchSubscription(broker.queue(tables.table()), handle, size=3, policy=policy)
+    with trio.fail_after(20):
+        async with other.connect(), open_runtime(subscription) as runtime:
+            await until(lambda: runtime.ledger("jobs").dead_lettered == 1 and runtime.ledger("jobs").acked == 2)
+    assert tables.run("SELECT count(*), count(DISTINCT tx) FROM ends") == [(3, 2)]
+    assert tables.run("SELECT payload FROM letters") == [(b"1",)]
+    assert (tables.rows(), runtime.ledger("jobs").unsettled) == ([], 0)
+    await free(tables)
+
+
+async def test_one_of_a_batch_that_is_not_applied_is_said_again(database: str) -> None:
+    """DESIGN 3.8: by the repeater, with the rest settled; its handler is called once."""
+    tables = tables_of(database, 3)
+    tables.run("CREATE TABLE refers (id bigint REFERENCES jobs)")
+    tables.run("INSERT INTO refers SELECT id FROM jobs WHERE payload = '1'")
+    called: list[bytes] = []
+
+    async def handle(batch: Sequence[Delivery[bytes]]) -> None:
+        called.extend(delivery.body for delivery in batch)
+
+    subscription = BatchSubscription(tables.broker().queue(tables.table()), handle, size=3)
+    with trio.fail_after(20):
+        async with open_runtime(subscription) as runtime:
+            await until(lambda: runtime.ledger("jobs").acked == 2)
+            assert [row["payload"] for row in tables.rows()] == [b"1"]
+            tables.run("DELETE FROM refers")
+            await until(lambda: runtime.ledger("jobs").acked == 3)
+    assert (sorted(called), tables.rows()) == ([b"0", b"1", b"2"], [])
+
+
+@pytest.mark.parametrize(
+    "key", ["it's {lane}", "%s %% %(id)s {lane}", "'); DROP TABLE jobs; --{lane}", "{{{lane}}}", "\\' {lane}"]
+)
+async def test_key_templates_with_sql_in_them(database: str, key: str) -> None:
+    """S-4.9: a text is a text: two rows of one key are in work one after the other, two keys at once."""
+    tables = tables_of(database, 3)
+    tables.run("UPDATE jobs SET lane = CASE WHEN payload = '2' THEN 'b' ELSE 'a''%s' END")
+    queue = tables.broker().queue(tables.table(), claim=AdvisoryLock(key))
+    async with linked(queue, limit=3) as link:
+        batch = await some(link, 2)
+        assert sorted(received.delivery.body for received in batch) == [b"0", b"2"]
+        assert list(await link.settle([order(queue, received, Ack()) for received in batch])) == [None, None]
+        (last,) = await some(link, 1)
+        assert list(await link.settle([order(queue, last, Ack())])) == [None]
+    assert tables.rows() == []
+
+
+@pytest.mark.parametrize("how", ["DROP COLUMN lane", "RENAME COLUMN lane TO track"])
+async def test_a_key_whose_column_goes_away(database: str, how: str) -> None:
+    """DESIGN 4: what is in hand is settled; then refused, by the column's name; with it there again all goes on."""
+    tables = tables_of(database, 2)
+    queue = tables.broker().queue(tables.table(partition_key=None), claim=AdvisoryLock("order-{lane}"))
+    async with linked(queue) as link:
+        (received,) = await some(link, 1)
+        tables.run(f"ALTER TABLE jobs {how}")
+        assert list(await link.settle([order(queue, received, Ack())])) == [None]
+        with pytest.raises(LinkRefused, match="lane"):
+            await some(link, 1)
+    back = "ADD COLUMN lane text" if how.startswith("DROP") else "RENAME COLUMN track TO lane"
+    tables.run(f"ALTER TABLE jobs {back}")
+    async with linked(queue) as link:
+        (received,) = await some(link, 1)
+        assert list(await link.settle([order(queue, received, Ack())])) == [None]
+    assert tables.rows() == []
+
+
+async def test_a_key_whose_column_gets_another_type(database: str) -> None:
+    """DESIGN 4: the key is of the column as it is now."""
+    tables = tables_of(database, 3)
+    tables.run("UPDATE jobs SET lane = '7'")
+    queue = tables.broker().queue(tables.table(partition_key=None), claim=AdvisoryLock("order-{lane}"))
+    async with linked(queue, limit=2) as link:
+        (received,) = await some(link, 1)
+        tables.run("ALTER TABLE jobs ALTER COLUMN lane TYPE bigint USING lane::bigint")
+        assert list(await link.settle([order(queue, received, Ack())])) == [None]
+        (received,) = await some(link, 1)
+        with trio.move_on_after(0.5) as scope:
+            await link.receive(1)
+        assert scope.cancelled_caught, "one key, one row in work"
+        assert list(await link.settle([order(queue, received, Ack())])) == [None]
+        (received,) = await some(link, 1)
+        assert list(await link.settle([order(queue, received, Ack())])) == [None]
+    assert tables.rows() == []
+
+
+async def test_many_places_and_few_keys(database: str) -> None:
+    """DESIGN 3.8: 32 places and 3 keys: nobody asks the server all the time; a key that is free is taken at once."""
+    tables = tables_of(database, 30)
+    tables.run("UPDATE jobs SET lane = mod(id, 3)::text")
+    broker = SqlBroker(tables.url, poll_interval=20.0)
+    queue = broker.queue(tables.table(), claim=AdvisoryLock("order-{lane}"))
+    async with linked(queue, limit=32) as link:
+        batch = await some(link, 3)
+        await trio.sleep(0.5)  # those that looked in vain have ended
+        before = time.process_time()
+        (asked,) = tables.run("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
+        await trio.sleep(2.0)
+        assert time.process_time() - before < 0.3, "seconds of CPU in 2 s of waiting"
+        tables.run("SELECT pg_stat_clear_snapshot()")
+        (then,) = tables.run("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
+        assert then[0] - asked[0] < 40, "transactions in 2 s of waiting, those of the test among them"
+        for _ in range(27):
+            received = batch.pop(0)
+            began = trio.current_time()
+            assert list(await link.settle([order(queue, received, Ack())])) == [None]
+            batch += await some(link, 1)
+            assert trio.current_time() - began < 5, "the next poll comes in 16 s at the soonest"
+        assert list(await link.settle([order(queue, received, Ack()) for received in batch])) == [None] * 3
     assert tables.rows() == []
