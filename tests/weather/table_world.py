@@ -33,6 +33,9 @@ __all__ = ["LeasedScenario", "LeasedWorld", "Life", "Scenario", "TableWorld", "p
 SLACK = 3.0
 """Seconds that a busy machine may take on top of a bound."""
 
+LONGEST = 60.0
+"""Seconds in which the lives under a storm end, or hang."""
+
 KEPT = re.compile(r"could not let go (\d+) rows")
 """So a link says that it leaves rows leased."""
 
@@ -382,10 +385,11 @@ async def play(worlds: Mapping[int, TableWorld], again: str, within: float) -> N
 
 async def _play(world: TableWorld, again: str, within: float) -> None:
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.storm)
-            for _ in range(world.scenario.rivals):
-                nursery.start_soon(world.life)
+        with trio.fail_after(LONGEST):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(world.storm)
+                for _ in range(world.scenario.rivals):
+                    nursery.start_soon(world.life)
         world.calm_down()
         world.judge(done=False)
         with trio.fail_after(within):
