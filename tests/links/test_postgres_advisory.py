@@ -394,7 +394,7 @@ async def test_a_transaction_on_the_locks_connection(database: str, outcome: Out
     subscription = Subscription(queue_of(tables), handle, policy=Policy(on_error=Drop()))
     with trio.fail_after(20):
         async with open_runtime(subscription) as runtime:
-            await until(lambda: runtime.ledger("jobs").received == 1 and runtime.ledger("jobs").in_hand == 0)
+            await until(lambda: runtime.ledger("jobs").received > runtime.ledger("jobs").in_hand)
     assert tables.run("SELECT * FROM written") == ([(b"1",)] if outcome == Ack() else [])
 
 
