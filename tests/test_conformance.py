@@ -17,7 +17,7 @@ import trio.testing
 from links.abc import Broker, Link, Lost, Presence, Publisher, Received, Settlement, Settles, Verdict
 from links.errors import LinkBroken, NotConnected, PublishNotAccepted
 from links.memory import MemoryBroker, MemoryLink, MemoryPublisher, MemoryQueue
-from links.sql import Lease, SqlBroker, SqlQueue, Table
+from links.sql import AdvisoryLock, Lease, SqlBroker, SqlQueue, Table
 from links.testing import CHECKS, Capabilities, Caps, Check, ConformanceError, Harness, Routing, run_all
 from settlement import Copies, Letter, Native, Plan, Policy
 from settlement.ledger import Line
@@ -71,10 +71,14 @@ class SqliteHarness(Harness):
     grouped: bool = False
     bare: bool = False
     """Without the columns that may be left out: nothing counts, no delay is kept."""
+    keyed: bool = False
+    """No lease: advisory locks."""
     capabilities: Capabilities = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         can = Capabilities(lease=1.0, caps=Caps.BOTH, twice=False)
+        if self.keyed:
+            can = attrs.evolve(can, lease=None, settles=Settles.ALONE)
         if self.bare:
             can = attrs.evolve(can, caps=Caps.NONE, counts=False, counts_redeliveries=False, delays=False)
         self.capabilities = can
@@ -91,7 +95,7 @@ class SqliteHarness(Harness):
             payload="body",
             headers="headers",
             partition_key="lane",
-            locked_until="lease",
+            locked_until=None if self.keyed else "lease",
             group="name" if self.grouped else None,
             **columns,
         )
@@ -111,7 +115,8 @@ class SqliteHarness(Harness):
 
     def source(self, broker: Broker, name: str, *, lease: float | None = None) -> SqlQueue[bytes]:
         assert isinstance(broker, SqlBroker)
-        return broker.queue(self.table(name), group=name if self.grouped else None, claim=Lease(lease or 30.0))
+        claim = AdvisoryLock("key {id}") if self.keyed else Lease(lease or 30.0)
+        return broker.queue(self.table(name), group=name if self.grouped else None, claim=claim)
 
     def publisher(self, broker: Broker, name: str) -> Publisher:
         assert isinstance(broker, SqlBroker)
@@ -122,13 +127,14 @@ SQLITE_SHAPES = {
     "tables": partial(SqliteHarness, times="REAL"),
     "groups": partial(SqliteHarness, times="INTEGER", grouped=True),
     "bare": partial(SqliteHarness, times="TEXT", bare=True),
+    "advisory locks": partial(SqliteHarness, keyed=True),
 }
 
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("check", CHECKS, ids=str)
 @pytest.mark.parametrize(
-    "shape", ["tables", *(pytest.param(name, marks=pytest.mark.slow) for name in ("groups", "bare"))]
+    "shape", ["tables", "advisory locks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("groups", "bare"))]
 )
 async def test_sqlite_conforms(shape: str, check: Check, tmp_path: Path) -> None:
     await check(SQLITE_SHAPES[shape](tmp_path / "queues.db"))

@@ -33,6 +33,7 @@ __all__ = [
     "Passing",
     "Purge",
     "Release",
+    "Run",
     "Saying",
     "Settling",
 ]
@@ -195,6 +196,24 @@ class Claim(Job):
     def full(self) -> bool:
         """Were there as many rows as were asked for?"""
         return len(self.rows) >= self.room
+
+
+class Run(Job, Generic[T]):
+    """Call this with what the dialect has: its open transaction, and the time of that.
+
+    `passing`: of a claim: it is run again as long as it goes round what has failed.
+    """
+
+    def __init__(self, call: Callable[[Any, Any], T], patience: float, *, passing: Passing | None = None) -> None:
+        super().__init__(patience)
+        self.call, self.passing = call, passing
+        self.result: T | None = None
+        """What it gave; None: it was not carried out."""
+
+    def fail(self, error: BaseException) -> None:
+        """It gave nothing, whatever a try before did."""
+        super().fail(error)
+        self.result = None
 
 
 class Each(Job, Generic[T]):

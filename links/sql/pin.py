@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import attrs
 
 from links.abc import Verdict
+from links.sql.dialect import Writer
 from links.sql.jobs import Form, Passing
 from links.sql.rows import Row
 from settlement.sql import Verb
@@ -91,6 +92,6 @@ class Pin(Protocol):
 class PinForm(Form, Protocol):
     """A queue of which each claim that is in hand has a connection of its own."""
 
-    def pin(self) -> Pin:
-        """A new one, not connected yet."""
+    def pin(self, writer: Writer) -> Pin:
+        """A new one, not connected yet; `writer`: for jobs, where it has no connection of its own."""
         ...

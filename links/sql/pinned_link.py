@@ -20,6 +20,7 @@ import trio
 
 from links.abc import Link, Lost, Received, Settlement, Verdict
 from links.errors import ConnectionBroken, LeaseLost, LinkRefused, SettlementUnknown
+from links.sql.dialect import Writer
 from links.sql.jobs import Passing
 from links.sql.passed_over import PassedOver
 from links.sql.patience import Patience
@@ -54,6 +55,7 @@ class PinnedLink(Link[R]):
         tell: Tell,
         lost: Lost,
         *,
+        writer: Writer,
         source: str,
         subscription: str,
         goodbye: float,
@@ -65,7 +67,7 @@ class PinnedLink(Link[R]):
         self._over = over
         self.subscription, self.goodbye = subscription, goodbye
         self.size = min(size, limit)
-        self._slots = [Slot(self, form.pin()) for _ in range(limit // self.size)]
+        self._slots = [Slot(self, form.pin(writer)) for _ in range(limit // self.size)]
         self._at: dict[Received[R], Slot] = {}
         """Where each row in hand is."""
         self._ready: deque[Received[R]] = deque()

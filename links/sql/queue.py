@@ -200,6 +200,7 @@ class SqlQueue(Source[R]):
             wakes,
             tell,
             lost,
+            writer=life.queues,
             goodbye=goodbye,
             limit=room[0],
             size=room[1],

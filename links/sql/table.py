@@ -214,15 +214,12 @@ class Table(Generic[R]):
         none, for there the dead letter is a group. In row mode the message's columns are yours to add. On SQLite times
         are REAL, Unix seconds. Run it at every start: what is there stays as it is.
 
-        Raises `ValueError` for another dialect, and on SQLite, which has the lease form alone, where locked_until is
-        None.
+        Raises `ValueError` for another dialect.
         """
         if dialect == "postgresql":
             return postgres_ddl(split(self.name), self.roles, fifo=self.fifo)
         if dialect != "sqlite":
             raise ValueError(f"dialect must be 'sqlite' or 'postgresql', not {dialect!r}")
-        if self.locked_until is None:
-            raise ValueError(f"table {self.name!r} must have a locked_until column: SQLite has the lease form alone")
         return sqlite_ddl(split(self.name), self.roles, fifo=self.fifo)
 
     def renamed(self, name: str) -> Table[R]:

@@ -63,7 +63,7 @@ class Server:
             self.rows.remove(row)
         return [(row, None, 2, b"%d" % row, None, None) for row in found]
 
-    def pin(self) -> FakePin:
+    def pin(self, writer: object) -> FakePin:  # noqa: ARG002 -- it has its own
         self.pins.append(FakePin(self))
         return self.pins[-1]
 
@@ -150,6 +150,7 @@ async def linked(
         Wakes(POLL),
         lambda *_: None,
         lose,
+        writer=NotImplemented,
         source="jobs",
         subscription="test",
         goodbye=5.0,

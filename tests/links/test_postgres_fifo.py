@@ -19,7 +19,7 @@ from links.sql.jobs import Passing
 from links.sql.postgres import lease, row_lock
 from links.sql.postgres.dialect import PostgresDialect
 from links.sql.postgres.lease import PostgresLease
-from links.sql.postgres.row_lock import PostgresRowLock
+from links.sql.postgres.row_lock import PostgresRowLock, RowLockPin
 from links.sql.postgres.trio_connection import TrioConnection
 from settlement import Ack, Delivery, Outcome, Policy, Retry, RetryAfter
 from settlement.ledger import Line
@@ -140,7 +140,7 @@ async def test_a_guard_of_one_who_only_looks_costs_a_row_lock_no_poll(
     form = PostgresRowLock(fifo.table(), "g", RowLock(), subscription="test", connect=connect)
     other = await connect()
     await form.look(other)
-    pin = form.pin()
+    pin = RowLockPin(form)
     found: list[Any] = []
 
     async def claim() -> None:

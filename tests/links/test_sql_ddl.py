@@ -21,7 +21,7 @@ from links.sql.sqlite.lease import SqliteLease
 from links.sql.sqlite.plans import unserved
 from links.sql.sqlite.schema import read_schema
 from settlement import Policy
-from settlement.sql import Finish, MoveToTable
+from settlement.sql import AdvisoryLock, Finish, MoveToTable
 from tests.links.sqlite_kit import Database, attached, bodies, broker_of, finish, open_link, say
 
 pytestmark = pytest.mark.sqlite
@@ -149,10 +149,14 @@ def test_another_dialect_is_refused(dialect: str) -> None:
         described([]).ddl(dialect)
 
 
-def test_a_table_without_a_lease_has_no_ddl() -> None:
-    """SQLite has the lease form alone."""
-    with pytest.raises(ValueError, match="'jobs' must have a locked_until column"):
-        Table("jobs", id="id").ddl("sqlite")
+def test_a_table_without_a_lease_is_for_the_advisory_form() -> None:
+    """S-2.6: it has no such column, and its queue takes an `AdvisoryLock` alone."""
+    table = Table("jobs", id="id", payload="body", retry_after="due", attempt="attempt")
+    text = table.ddl("sqlite")
+    assert "attempt INTEGER" in text
+    assert "leased" not in text
+    queue = SqlBroker("sqlite:///jobs.db").queue(table, claim=AdvisoryLock("job-{id}"))
+    assert queue.lease is None
 
 
 # --- the index
@@ -170,7 +174,7 @@ def plan_of(database: Database, table: Table[Any]) -> tuple[str | None, list[str
         schema: Any = read_schema(connection, table.name)
         values: dict[str, int] = dict.fromkeys(("now", "due", "group", "room"), 0)
         plan = connection.execute(f"EXPLAIN QUERY PLAN {schema.statements(table).claim}", values).fetchall()
-        return unserved(connection, table, schema), [row[3] for row in plan]
+        return unserved(connection, table, schema.statements(table)), [row[3] for row in plan]
 
 
 INDEXES = [
@@ -304,7 +308,7 @@ def steps_of_a_claim(database: Database, table: Table[Any]) -> int:
 
     with opened(database) as connection:
         names: dict[str, Any] = {"subscription": "test", "beside": NotImplemented}
-        form = SqliteLease(connection, table, "mail" if table.group else None, 30.0, **names)
+        form = SqliteLease(connection, table, "mail" if table.group else None, lease=30.0, **names)
         connection.execute("BEGIN IMMEDIATE")
         connection.set_progress_handler(count, 10)
         for _ in range(3):

@@ -267,11 +267,18 @@ def test_construction_does_no_io() -> None:
     assert (queue.name, queue.lease, list(queue.brokers())) == ("jobs", 30.0, [broker])
 
 
-@pytest.mark.parametrize("claim", [RowLock(), AdvisoryLock("job-{id}")])
-def test_sqlite_has_the_lease_form_alone(claim: Any) -> None:
-    """S-1.4: SQLite has no row lock form, and no advisory locks between processes."""
-    with pytest.raises(ValueError, match=r"claim must be Lease\(seconds\).*SQLite locks the whole file"):
-        SqlBroker("sqlite:///jobs.db").queue(minimal(), claim=claim)
+def test_sqlite_has_no_row_locks() -> None:
+    """S-1.4: it locks the whole file."""
+    with pytest.raises(ValueError, match=r"Lease\(seconds\) or AdvisoryLock.*SQLite locks the whole file"):
+        SqlBroker("sqlite:///jobs.db").queue(minimal(), claim=RowLock())
+
+
+def test_an_advisory_lock_is_for_a_table_without_leases() -> None:
+    """S-1.4: as on PostgreSQL."""
+    broker = SqlBroker("sqlite:///jobs.db")
+    with pytest.raises(ValueError, match=r"claim must be Lease\(seconds\), not AdvisoryLock.*may be leased by others"):
+        broker.queue(minimal(), claim=AdvisoryLock("job-{id}"))
+    assert broker.queue(Table("jobs", id="id"), claim=AdvisoryLock("job-{id}")).lease is None
 
 
 def test_the_lease_form_needs_its_column() -> None:

@@ -20,6 +20,7 @@ from psycopg.pq import TransactionStatus
 
 from links.abc import Verdict
 from links.errors import LeaseLost
+from links.sql.dialect import Writer
 from links.sql.jobs import Passing
 from links.sql.pin import Settled
 from links.sql.postgres.codes import is_of_the_row
@@ -44,7 +45,7 @@ _TRIES: Final = 3
 class PostgresAdvisory(PinnedForm[AdvisoryStatements]):
     """A queue whose rows are in work under a lock on their key."""
 
-    def pin(self) -> AdvisoryPin:
+    def pin(self, writer: Writer) -> AdvisoryPin:  # noqa: ARG002 -- it has a connection of its own
         """A new one, not connected yet."""
         return AdvisoryPin(self)
 

@@ -26,6 +26,7 @@ from psycopg.pq import TransactionStatus
 
 from links.abc import Verdict
 from links.errors import CallBroken, LeaseLost
+from links.sql.dialect import Writer
 from links.sql.jobs import Passing
 from links.sql.pin import Settled
 from links.sql.postgres.codes import is_again, is_doomed
@@ -52,7 +53,7 @@ class PostgresRowLock(PinnedForm[RowLockStatements]):
         assert isinstance(claim, RowLock), "it was asked for"  # noqa: S101 -- an invariant of ours
         return f"BEGIN ISOLATION LEVEL {claim.isolation.upper()}"
 
-    def pin(self) -> RowLockPin:
+    def pin(self, writer: Writer) -> RowLockPin:  # noqa: ARG002 -- it has a connection of its own
         """A new one, not connected yet."""
         return RowLockPin(self)
 

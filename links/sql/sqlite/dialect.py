@@ -1,4 +1,4 @@
-"""SQLite as a dialect: one file, in WAL mode, with the lease form alone."""
+"""SQLite as a dialect: one file, in WAL mode, with leases and advisory locks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from links.sql.sqlite.schema import name_in_file
 from links.sql.table import Table
 from links.sql.thread_writer import HopTurn, ThreadWriter
 from links.sql.wakes import Tell
-from settlement.sql import ClaimForm, Lease
+from settlement.sql import AdvisoryLock, ClaimForm, Lease, RowLock
 
 __all__ = ["SqliteDialect"]
 
@@ -56,24 +56,30 @@ class SqliteDialect:
         queues, publishing = (SqliteConnection(self.path, self.name, how) for how in ("NORMAL", "FULL"))
         return Life(self.name, ThreadWriter(queues, self.name, turn), ThreadWriter(publishing, self.name, turn))
 
-    def form(self, claim: ClaimForm | None, table: Table[Any]) -> Lease:
-        """`Lease(…)`, or None for `Lease(30.0)`; the table needs a locked_until column.
+    def form(self, claim: ClaimForm | None, table: Table[Any]) -> ClaimForm:
+        """`Lease(…)` where the table has a locked_until column, or None for `Lease(30.0)`; else `AdvisoryLock(…)`.
 
-        Raises `ValueError` for another form: SQLite locks the whole file.
+        Raises `ValueError` for one where the other fits, and for the row lock: SQLite locks the whole file.
         """
         refuse_fifo(claim, table)
-        if claim is not None and not isinstance(claim, Lease):
+        leases = table.locked_until is not None
+        if isinstance(claim, RowLock):
             raise ValueError(
-                f"claim must be Lease(seconds), not {claim!r}: SQLite locks the whole file, so it has no other form"
+                f"claim must be Lease(seconds) or AdvisoryLock(key), not {claim!r}: SQLite locks the whole file"
             )
-        if table.locked_until is not None:
-            return claim or Lease(30.0)
-        if claim is not None:
+        if claim is None and not leases:
+            raise ValueError(
+                f"table must have a locked_until column, and {table.name!r} has none: so its form is RowLock(), and "
+                "SQLite locks the whole file; add the column for Lease(seconds), or say AdvisoryLock(key)"
+            )
+        if isinstance(claim, Lease) and not leases:
             raise ValueError(f"table must have a locked_until column for Lease(…), and {table.name!r} has none")
-        raise ValueError(
-            f"table must have a locked_until column, and {table.name!r} has none: so its form is RowLock(), and SQLite "
-            "locks the whole file, so it has Lease(seconds) alone"
-        )
+        if isinstance(claim, AdvisoryLock) and leases:
+            raise ValueError(
+                f"claim must be Lease(seconds), not {claim!r}, for a table with a locked_until column: {table.name!r} "
+                "may be leased by others; leave the role out of Table(…) where it is not"
+            )
+        return claim or Lease(30.0)
 
     def spelled(self, table: str) -> str:
         """Schema `main` is left out, case does not count."""

@@ -10,7 +10,7 @@ import attrs
 
 from links.errors import PublishNotAccepted
 from links.sql.letters import When, row_of
-from links.sql.sqlite.lease import Ignored
+from links.sql.sqlite.looked import Ignored
 from links.sql.sqlite.schema import SqliteSchema, read_schema, schema_version, undone
 from links.sql.sqlite.statements import insert, quote, quote_table
 from links.sql.sqlite.times import micros

@@ -18,9 +18,10 @@ from links.sql.row_class import lacking
 from links.sql.sqlite.defaults import evaluate
 from links.sql.sqlite.plans import unmarked, unserved
 from links.sql.sqlite.schema import SqliteSchema, explain, read_schema, where
-from links.sql.sqlite.statements import quote, quote_table
+from links.sql.sqlite.statements import SqliteStatements, quote, quote_table
 from links.sql.sqlite.times import DEFAULTS, ENCODERS, FORMS, is_default, now, strange
 from links.sql.table import Table
+from settlement.sql import AdvisoryLock
 
 __all__ = ["SqliteLook", "inspect", "odd_times"]
 
@@ -45,10 +46,12 @@ def inspect(
     connection: sqlite3.Connection,
     table: Table[Any],
     subscription: str,
+    *,
     dead_letter: str | None = None,
     custom: Mapping[str, str] = MappingProxyType({}),
+    key: AdvisoryLock | None = None,
 ) -> SqliteLook:
-    """A look at a queue table, and at the table `dead_letter`, where rows shall move.
+    """A look at a queue table, and at the table `dead_letter`, where rows shall move. `key`: of the advisory form.
 
     Raises `LinkRefused` naming subscription, table, column and the way out.
     """
@@ -73,12 +76,17 @@ def inspect(
     _check_times(table, schema, here)
     _check_attempt(table, schema, here)
     _check_key(connection, table, schema, here)
-    _prepare(connection, table, schema, here)
+    if key is not None and (unknown := [column for column in key.columns if column not in schema]):
+        raise LinkRefused(
+            f"{here}: there is no column {unknown[0]!r} for the key {key.key!r}; it has {', '.join(schema.names)}"
+        )
+    texts = schema.statements(table, key=key)
+    _prepare(connection, texts, here)
     for event, text in custom.items():
         _plan(connection, text, dict.fromkeys(NAMES, 0), f"{here}: custom[{event!r}]")
     if dead_letter is not None:
-        _check_dead_letter(connection, table, schema, dead_letter, here)
-    return SqliteLook(schema, [f"{here}: {line}" for line in _warnings(connection, table, schema)])
+        _check_dead_letter(connection, texts, schema, dead_letter, here)
+    return SqliteLook(schema, [f"{here}: {line}" for line in _warnings(connection, texts, schema)])
 
 
 def _view(connection: sqlite3.Connection, table: Table[Any]) -> str:
@@ -195,12 +203,11 @@ def _check_unique(connection: sqlite3.Connection, table: Table[Any], here: str) 
 
 
 _BOUND = ("id", "token", "attempt", "now", "due", "finished", "expiry", "group", "room", "to")
-_EVENTS = ("claim", "leased", "take", "finish", "release", "give_back", "delay", "regroup", "extend", "delete")
+_EVENTS = ("claim", "read", "leased", "take", "finish", "release", "give_back", "delay", "regroup", "extend", "delete")
 
 
-def _prepare(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema, here: str) -> None:
+def _prepare(connection: sqlite3.Connection, texts: SqliteStatements, here: str) -> None:
     """Prepare every statement once."""
-    texts = schema.statements(table)
     values: dict[str, int] = dict.fromkeys(_BOUND, 0)
     for event in _EVENTS:
         if text := getattr(texts, event):
@@ -215,9 +222,10 @@ def _plan(connection: sqlite3.Connection, text: str, values: Mapping[str, int], 
 
 
 def _check_dead_letter(
-    connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema, dead_letter: str, here: str
+    connection: sqlite3.Connection, texts: SqliteStatements, schema: SqliteSchema, dead_letter: str, here: str
 ) -> None:
     """Can a row move there? Asked at start-up, not by the first message that is at its cap."""
+    table = texts.table
     here = f"{here}: dead-letter table {dead_letter!r}"
     dead = read_schema(connection, dead_letter)
     if dead is None:
@@ -236,19 +244,20 @@ def _check_dead_letter(
                 f"{here}: column {column!r} is NOT NULL without a default, and {table.name!r} has no such column, so "
                 "no row could move there; give it a default"
             )
-    lock = table.locked_until or ""
-    if not dead[lock].nullable:
+    lock = table.locked_until
+    if lock is not None and not dead[lock].nullable:
         raise LinkRefused(
             f"{here}: column {lock!r} (locked_until) is NOT NULL, but a row moves there with an empty lease"
         )
     try:
-        explain(connection, schema.statements(table).copy(dead_letter, schema.stored), dict.fromkeys(_BOUND, 0))
+        explain(connection, texts.copy(dead_letter, schema.stored), dict.fromkeys(_BOUND, 0))
     except sqlite3.Error as error:
         raise LinkRefused(f"{here}: the move cannot be prepared: {error}") from error
 
 
-def _warnings(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema) -> list[str]:
+def _warnings(connection: sqlite3.Connection, texts: SqliteStatements, schema: SqliteSchema) -> list[str]:
     found: list[str] = []
+    table = texts.table
     if table.priority is not None and schema[table.priority].nullable:
         found.append(
             f"column {table.priority!r} (priority) may be NULL, so it does not order the queue; declare it INTEGER NOT "
@@ -264,7 +273,7 @@ def _warnings(connection: sqlite3.Connection, table: Table[Any], schema: SqliteS
         text = f"SELECT 1 FROM {quote_table(table.name)} WHERE {quote(table.id)} IS NULL LIMIT 1"  # noqa: S608
         if connection.execute(text).fetchone():
             found.append(f"there are rows whose {table.id!r} (id) is NULL; they are never delivered, give them an id")
-    found += [line for look in (unserved, unmarked) if (line := look(connection, table, schema))]
+    found += [line for look in (unserved, unmarked) if (line := look(connection, table, texts))]
     return found
 
 

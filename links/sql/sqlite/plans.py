@@ -7,16 +7,15 @@ import sqlite3
 from typing import Any
 
 from links.sql.sqlite.ddl import in_work_index, index
-from links.sql.sqlite.schema import SqliteSchema, explain, where
-from links.sql.sqlite.statements import quote
+from links.sql.sqlite.schema import explain, where
+from links.sql.sqlite.statements import SqliteStatements, quote
 from links.sql.table import Table, split
 
 __all__ = ["unmarked", "unserved"]
 
 
-def unserved(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema) -> str | None:
+def unserved(connection: sqlite3.Connection, table: Table[Any], texts: SqliteStatements) -> str | None:
     """One line with the index to create, where a claim reads more rows than it takes; None where it does not."""
-    texts = schema.statements(table)
     values: dict[str, int] = dict.fromkeys(("now", "due", "group", "room"), 0)
     plan = [str(row[3]) for row in explain(connection, texts.claim, values, "EXPLAIN QUERY PLAN")]
     asked = _asked(plan)
@@ -45,11 +44,11 @@ def _asked(plan: list[str]) -> set[str]:
     return {part.removesuffix("=?").lower() for part in parts if part.endswith("=?")}
 
 
-def unmarked(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema) -> str | None:
+def unmarked(connection: sqlite3.Connection, table: Table[Any], texts: SqliteStatements) -> str | None:
     """One line with the index to create, where a FIFO claim reads its whole group to see whether a row is in work."""
     if not table.fifo or table.locked_until is None:
         return None
-    plan = explain(connection, schema.statements(table).leased, {"now": 0, "group": 0}, "EXPLAIN QUERY PLAN")
+    plan = explain(connection, texts.leased, {"now": 0, "group": 0}, "EXPLAIN QUERY PLAN")
     if _is_partial(connection, table, table.locked_until, [str(row[3]) for row in plan]):
         return None
     return (

@@ -13,6 +13,7 @@ import attrs
 from links.sql.sqlite.statements import SqliteStatements, quote
 from links.sql.sqlite.times import ENCODERS, Encoder
 from links.sql.table import Table, split
+from settlement.sql import AdvisoryLock
 
 __all__ = [
     "SqliteColumn",
@@ -136,10 +137,12 @@ class SqliteSchema:
         """How this column holds a time; for no column, anything."""
         return ENCODERS["INTEGER" if column is None else self[column].type]
 
-    def statements(self, table: Table[Any], id_value: str = ":id") -> SqliteStatements:
-        """The texts for this table."""
+    def statements(
+        self, table: Table[Any], id_value: str = ":id", *, key: AdvisoryLock | None = None
+    ) -> SqliteStatements:
+        """The texts for this table; `key`: for the advisory form."""
         nullable = {column for column in table.roles.values() if self[column].nullable}
-        return SqliteStatements(table, self.names, nullable, id_value, abort=not self.triggers)
+        return SqliteStatements(table, self.names, nullable, id_value, abort=not self.triggers, key=key)
 
 
 def where(name: str) -> tuple[str, str]:

@@ -1,8 +1,9 @@
-"""The SQL texts of the lease form on SQLite. Pure: a description in, texts out.
+"""The SQL texts of the lease and advisory forms on SQLite. Pure: a description in, texts out.
 
 Identifiers stand in backticks: SQLite takes a name in double quotes for a text where no column has it, one in backticks
 never. Values are bound by name: `:id :token :attempt` say whose delivery it is, the rest is said at each
-text. A statement that carries the token touches one row, or none where the lease was lost.
+text. A statement that carries the token touches one row, or none where the lease was lost; without a lease the attempt
+is all that the token has.
 
 What is written is written `OR ABORT`: a constraint of the table that says ON CONFLICT IGNORE or REPLACE would lose our
 row, or another one, without a word. But not where a trigger stands: its own statements would be OR ABORT too, whatever
@@ -17,6 +18,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from links.sql.table import Table, split
+from settlement.sql import AdvisoryLock, Column
 
 __all__ = ["SqliteStatements", "insert", "quote", "quote_table"]
 
@@ -41,14 +43,17 @@ class SqliteStatements:
     claim: str
     """Up to `:room` due rows in the queue's order; binds `:now` and `:due` (now, as retry_after holds it), `:group`.
 
-    Gives id, attempt after the claim, payload, headers, key, and in row mode the whole row.
+    Gives id, attempt after the claim, payload, headers, key, and in row mode the whole row. In the advisory form id and
+    the lock's key alone, as bytes.
     """
+    read: str
+    """What the claim of a lease gives, of the row `:id`; in the advisory form."""
     leased: str
     """Id of each row of the FIFO group that has a lease, and whether it lasts at `:now`."""
     take: str
-    """Lease one of them until `:expiry`, its attempt being `:attempt`."""
+    """Lease one of them until `:expiry`, its attempt being `:attempt`; in the advisory form the attempt alone."""
     taken: str
-    """Its token as it is stored, if it is leased at `:now`: a trigger may have had its say."""
+    """Its token as it is stored, if it is leased at `:now`: a trigger may have had its say. Or the attempt alone."""
     holds: str
     """One row if the token is still there."""
     finish: str
@@ -74,42 +79,60 @@ class SqliteStatements:
         id_value: str = ":id",
         *,
         abort: bool = True,
+        key: AdvisoryLock | None = None,
     ) -> None:
         """`columns` are all that the table has, `nullable` those of its roles that may hold NULL.
 
         `id_value` is what the id is compared with: `CAST(:id AS TEXT)` for a text that is not UTF-8, bound as bytes.
+        `key`: for the advisory form; else the table has a locked_until column.
         """
-        if not table.locked_until:
-            raise ValueError(f"{table.name!r} has no locked_until column, and SQLite has the lease form alone")
         self.table, self.columns, self.nullable = table, columns, nullable
-        self._name, self._id, self._lock = quote_table(table.name), quote(table.id), quote(table.locked_until)
-        row = f"WHERE {self._id} = {id_value}"
-        self._mine = f"{row} AND {self._lock} = :token"
-        update = f"UPDATE{_or_abort(abort)} {self._name} SET {self._lock}"
-        free = back = f"{update} = NULL"
-        count = ""
+        self._name, self._id = quote_table(table.name), quote(table.id)
+        self._update = f"UPDATE{_or_abort(abort)} {self._name} SET "
+        self._row = self._mine = f"WHERE {self._id} = {id_value}"
+        if table.locked_until:
+            self._lock = quote(table.locked_until)
+            self._mine += f" AND {self._lock} = :token"
+            free = f"{self._lock} = NULL"
+        else:
+            self._lock = free = ""
+        back = count = ""
         if table.attempt:
             attempt = quote(table.attempt)
             self._mine += f" AND {attempt} = :attempt"
-            back += f", {attempt} = {attempt} - 1"
-            count = f", {attempt} = :attempt"
-        self.claim = self._claim()
-        self.leased = self._leased() if table.fifo else ""
-        self.take = f"{update} = :expiry{count} {row}"
-        counted = quote(table.attempt) if table.attempt else "NULL"
-        self.taken = f"SELECT {self._lock}, {counted} FROM {self._name} {row} AND {self._lock} > :now"
+            back, count = f"{attempt} = {attempt} - 1", f"{attempt} = :attempt"
         self.holds = f"SELECT 1 FROM {self._name} {self._mine}"
         self.delete = f"DELETE FROM {self._name} {self._mine}"
-        self.release = f"{free} {self._mine}"
-        self.give_back = f"{back} {self._mine}"
-        # where a lease is over another row of a FIFO group may be in work, so it is not ours to renew any more
-        self.extend = f"{update} = :expiry {self._mine}" + (f" AND {self._lock} > :now" if table.fifo else "")
+        self.release = self._set(free)
+        self.give_back = self._set(free, back) if back or free else ""
         self.finish = self._freed(free, table.processed_at, ":finished") or self.delete
         self.delay = self._freed(free, table.retry_after, ":due")
         self.regroup = self._freed(free, table.group, ":to")
+        counted = quote(table.attempt) if table.attempt else "NULL"
+        if table.locked_until:
+            self.claim, self.read = self._claim(self._selected()), ""
+            self.leased = self._leased() if table.fifo else ""
+            self.take = self._set(f"{self._lock} = :expiry", count, where=self._row)
+            self.taken = f"SELECT {self._lock}, {counted} FROM {self._name} {self._row} AND {self._lock} > :now"
+            self.extend = self._set(f"{self._lock} = :expiry")
+            if table.fifo:  # where a lease is over another row of the group may be in work: it is not ours any more
+                self.extend += f" AND {self._lock} > :now"
+            return
+        if key is None:
+            raise ValueError(f"{table.name!r} has no locked_until column, so it can be locked by keys alone")
+        self.claim = self._claim([self._id, _key(key)])
+        self.read = f"SELECT {', '.join(self._selected())} FROM {self._name} {self._row}"
+        self.leased = self.extend = ""
+        self.take = self._set(count, where=self._row)
+        self.taken = f"SELECT {counted} FROM {self._name} {self._row}"
+
+    def _set(self, *what: str, where: str = "") -> str:
+        """Set these; empty where there is nothing to set."""
+        values = ", ".join(filter(None, what))
+        return f"{self._update}{values} {where or self._mine}" if values else ""
 
     def _freed(self, free: str, column: str | None, value: str) -> str:
-        return f"{free}, {quote(column)} = {value} {self._mine}" if column else ""
+        return self._set(free, f"{quote(column)} = {value}") if column else ""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -124,7 +147,7 @@ class SqliteStatements:
             f"WHERE {quote(self.table.group or '')} = :group{done} AND {self._lock} IS NOT NULL"
         )
 
-    def _claim(self) -> str:
+    def _claim(self, selected: Sequence[str]) -> str:
         """Where the table is FIFO it is the head of the group, or nothing."""
         table, key, lock = self.table, self._id, self._lock
         group = [f"{quote(table.group)} = :group"] if table.group else []
@@ -134,14 +157,15 @@ class SqliteStatements:
             nullable = table.retry_after in self.nullable
             due.append(f"({quote(table.retry_after)} IS NULL OR {visible})" if nullable else visible)
         unfinished = [f"{quote(table.processed_at)} IS NULL"] if table.processed_at else []
-        free = [f"({lock} IS NULL OR {lock} <= :now)"]
+        free = [f"({lock} IS NULL OR {lock} <= :now)"] if lock else []
         known = [f"{key} IS NOT NULL"] if table.id in self.nullable else []
-        select, order = f"SELECT {', '.join(self._selected())}", f"ORDER BY {', '.join(map(quote, self.order))}"
+        select, order = f"SELECT {', '.join(selected)}", f"ORDER BY {', '.join(map(quote, self.order))}"
         if table.fifo:
             head = f"SELECT * FROM {self._name} WHERE {' AND '.join(group + unfinished + known)} {order} LIMIT 1"
             return f"{select} FROM ({head}) WHERE {' AND '.join(due + free)} LIMIT :room"
-        where = " AND ".join(group + due + unfinished + free + known)
-        return f"{select} FROM {self._name} WHERE {where} {order} LIMIT :room"
+        conditions = group + due + unfinished + free + known
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"{select} FROM {self._name}{where} {order} LIMIT :room"
 
     def _selected(self) -> list[str]:
         table = self.table
@@ -158,6 +182,17 @@ class SqliteStatements:
             f"INSERT{_or_abort(abort)} INTO {quote_table(to)} ({', '.join(map(quote, columns))}) "
             f"SELECT {', '.join(values)} FROM {self._name} {self._mine}"
         )
+
+
+def _key(key: AdvisoryLock) -> str:
+    """The key as bytes, whatever its columns hold: a BLOB is taken for a text, NULL for an empty one."""
+    parts = (
+        f"COALESCE(CAST({quote(part.name)} AS TEXT), '')"
+        if isinstance(part, Column)
+        else "'" + part.replace("'", "''") + "'"
+        for part in key.parts
+    )
+    return f"CAST({' || '.join(parts)} AS BLOB)"
 
 
 def insert(table: str, columns: Sequence[str], *, once: str | None = None, abort: bool = True) -> str:

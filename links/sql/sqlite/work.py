@@ -12,14 +12,16 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from links.abc import Received
 from links.errors import LeaseLost, LinkError, PublishNotAccepted
-from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Purge, Release, Saying, Settling
+from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Purge, Release, Run, Saying, Settling
+from links.sql.sqlite.advisory import SqliteAdvisory
 from links.sql.sqlite.codes import BINDING, is_busy, is_fatal
 from links.sql.sqlite.insert import SqliteInserter
-from links.sql.sqlite.lease import Ignored, SqliteLease
+from links.sql.sqlite.lease import SqliteLease
 from links.sql.sqlite.lender import Beside
+from links.sql.sqlite.looked import Ignored
 from links.sql.sqlite.purge import purge
 from links.sql.table import Table
-from settlement.sql import Finish, lease_of
+from settlement.sql import AdvisoryLock, Finish, lease_of
 
 __all__ = ["SqliteWork", "Work"]
 
@@ -90,16 +92,12 @@ class _Look(_Whole[Look]):
 
     def work(self, connection: sqlite3.Connection, now: int) -> None:  # noqa: ARG002 -- no time
         job = self.job
-        job.form = SqliteLease(
-            connection,
-            job.table,
-            job.group,
-            lease_of(job.claim),
-            subscription=job.subscription,
-            beside=self._beside,
-            dead_letter=job.dead_letter,
-            custom=job.custom,
-        )
+        asked = (connection, job.table, job.group)
+        names: dict[str, Any] = {"subscription": job.subscription, "dead_letter": job.dead_letter, "custom": job.custom}
+        if isinstance(job.claim, AdvisoryLock):
+            job.form = SqliteAdvisory(*asked, key=job.claim, path=self._beside().path, **names)
+        else:
+            job.form = SqliteLease(*asked, lease=lease_of(job.claim), beside=self._beside, **names)
 
 
 class _Claim(_Whole[Claim]):
@@ -123,6 +121,22 @@ class _Claim(_Whole[Claim]):
     def learned(self) -> bool:
         """A row that ended its transaction is looked for, and then passed over, by the next try."""
         before, self._learned = self._learned, self.job.passing.learned
+        return self._learned > before
+
+
+class _Run(_Whole[Run[Any]]):
+    def __init__(self, job: Run[Any]) -> None:
+        super().__init__(job)
+        self._learned = 0 if job.passing is None else job.passing.learned
+
+    def work(self, connection: sqlite3.Connection, now: int) -> None:
+        self.job.result = None
+        self.job.result = self.job.call(connection, now)
+
+    def learned(self) -> bool:
+        """As of a claim."""
+        passing = self.job.passing
+        before, self._learned = self._learned, 0 if passing is None else passing.learned
         return self._learned > before
 
 
@@ -293,6 +307,7 @@ _EACH: Mapping[type[Job], Callable[[Any], Work]] = {
     Extend: _Extend,
     Release: _Release,
     Purge: _Purge,
+    Run: _Run,
 }
 
 

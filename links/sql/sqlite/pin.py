@@ -1,0 +1,172 @@
+"""A claim of the advisory form on SQLite, as a slot has it: no connection of its own, jobs for that of the queues.
+
+Cancellation, anywhere: a job that has not begun is withdrawn; another ends in its thread, and then the keys are
+released. A claim that was cancelled is waited for, a few seconds at most, and its attempts are counted back.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NoReturn, Protocol
+
+import trio
+
+from links.abc import Verdict
+from links.errors import ConnectionBroken, LeaseLost, SettlementUnknown
+from links.sql.dialect import Writer
+from links.sql.jobs import Passing, Run
+from links.sql.patience import PATIENCE
+from links.sql.pin import Settled
+from links.sql.rows import Row
+from links.sql.sqlite.keys import Ring
+from links.sql.sqlite.lender import LANDING
+from links.sql.table import Table
+from settlement.sql import PutBack, Verb
+
+__all__ = ["Keyed", "SqlitePin", "lost"]
+
+_log = logging.getLogger("trio_settlement")
+
+
+class Keyed(Protocol):
+    """The queue's statements, as `SqliteAdvisory` has them: in the thread, but for `ring`."""
+
+    table: Table[Any]
+
+    def ring(self) -> Ring:
+        """A new one."""
+        ...
+
+    def claim(self, connection: sqlite3.Connection, now: int, room: int, passing: Passing, *, ring: Ring) -> list[Row]:
+        """Take rows into the ring."""
+        ...
+
+    def settle(self, connection: sqlite3.Connection, now: int, said: Sequence[tuple[Row, Verb]]) -> list[Verdict]:
+        """A verdict for each verb."""
+        ...
+
+    def uncount(self, connection: sqlite3.Connection, now: int, rows: Sequence[Row]) -> None:
+        """The attempts are what they were."""
+        ...
+
+
+class SqlitePin:
+    """The keys of one claim."""
+
+    def __init__(self, form: Keyed, writer: Writer) -> None:
+        self._form, self._writer = form, writer
+        self._ring: Ring | None = None
+        self.committed = False
+        """As `Pin.committed`: a verdict says so, or nobody knows."""
+
+    async def claim(self, passing: Passing, room: int) -> Sequence[Row]:
+        """As `Pin.claim`."""
+        ring = self._ring = self._ring or self._form.ring()
+        call = partial(self._form.claim, room=room, passing=passing, ring=ring)
+        job: Run[list[Row]] = Run(call, PATIENCE, passing=passing)
+        try:
+            await self._carry_out(job)
+            job.check(f"claim from table {self._form.table.name!r}")
+        except trio.Cancelled:
+            with trio.move_on_after(LANDING, shield=True):
+                await job.done.wait()
+                if job.result:
+                    await self._uncount(job.result)
+            raise
+        except Exception:
+            self.close()
+            raise
+        return job.result or []
+
+    async def _carry_out(self, job: Run[Any]) -> None:
+        """As `Writer.carry_out`. Cancellation: the keys are released as soon as no thread is at it."""
+        try:
+            await self._writer.carry_out(job)
+        except trio.Cancelled:
+            ring, self._ring = self._ring, None
+            if ring is not None and job.done.is_set():
+                ring.leave()
+            elif ring is not None:
+                job.then = ring.leave
+            raise
+
+    async def settle(
+        self,
+        said: Sequence[tuple[Row, Verb]],
+        rest: Sequence[Row],  # noqa: ARG002 -- it has its own keys
+        *,
+        keep: bool,  # noqa: ARG002 -- nothing is lent
+        then: Passing | None,  # noqa: ARG002 -- a claim passes over the keys that this one holds still
+    ) -> Settled:
+        """As `Pin.settle`: one transaction, then the keys are free; those of what failed, too."""
+        verdicts = await self._said(said)
+        if self._ring is not None:
+            self._ring.free([row[0] for row, _ in said])
+        return Settled(verdicts)
+
+    async def _said(self, said: Sequence[tuple[Row, Verb]]) -> list[Verdict]:
+        if all(isinstance(verb, PutBack) for _, verb in said):
+            await trio.lowlevel.checkpoint()
+            return [None] * len(said)
+        job: Run[list[Verdict]] = Run(partial(self._form.settle, said=said), PATIENCE)
+        await self._carry_out(job)
+        if job.error is None and job.result is not None:
+            return job.result
+        if isinstance(job.error, ConnectionBroken):
+            if not job.sent:
+                return [lost(job.error)] * len(said)
+            unknown = SettlementUnknown(f"the file failed while it was said: {job.error}")
+            unknown.__cause__ = job.error
+            return [unknown] * len(said)
+        if len(said) == 1:
+            return [lost(job.error or RuntimeError("it came to nothing"))]
+        return [verdict for each in said for verdict in await self._said([each])]
+
+    async def lend(self) -> NoReturn:
+        """Raises `ValueError`: there is no connection of this claim's own."""
+        await trio.lowlevel.checkpoint()
+        raise ValueError(
+            f"table {self._form.table.name!r}: under advisory locks a delivery on SQLite has no transaction; use "
+            "Lease(seconds), and concurrency=1"
+        )
+
+    def take_back(self) -> None:
+        """As `Pin.take_back`: nothing is lent."""
+
+    async def undo(self) -> None:
+        """As `Pin.undo`: nothing is lent."""
+        await trio.lowlevel.checkpoint()
+
+    async def let_go(self, rows: Sequence[tuple[Row, bool]], *, whole: bool) -> None:  # noqa: ARG002 -- each by its key
+        """As `Pin.let_go`. Where an attempt cannot be counted back, it stays counted."""
+        await self._uncount([row for row, began in rows if not began])
+        if self._ring is not None:
+            self._ring.free([row[0] for row, _ in rows])
+
+    async def _uncount(self, rows: Sequence[Row]) -> None:
+        if not rows or self._form.table.attempt is None:
+            return
+        job: Run[None] = Run(partial(self._form.uncount, rows=rows), PATIENCE)
+        await self._carry_out(job)
+        if job.error is not None:
+            _log.warning("table %r: an attempt stays counted: %s", self._form.table.name, job.error)
+
+    async def until_lost(self) -> str:
+        """As `Pin.until_lost`: only the end of the life ends it, and the link hears of that."""
+        await trio.sleep_forever()
+
+    def close(self) -> None:
+        """As `Pin.close`."""
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.leave()
+
+
+def lost(why: BaseException) -> LeaseLost:
+    """A verb was not carried out, and the key is released all the same."""
+    verdict = LeaseLost(f"it was not applied, and the lock was released, so the row is as it was: {why}")
+    verdict.__cause__ = why
+    return verdict
