@@ -186,7 +186,7 @@ def test_a_delay_is_finite_and_not_negative(make: Callable[[Any], object], name:
             ["dead_letter must be another queue than 'orders'"],
         ),
         # a form that the database has not
-        (lambda: sql_queue(claim=RowLock()), ["claim must be Lease(seconds), not RowLock()"]),
+        (lambda: sql_queue(claim=RowLock()), ["claim must be Lease(seconds) or AdvisoryLock(key), not RowLock("]),
         (lambda: sql_queue(claim=AdvisoryLock("order-{id}")), ["claim must be Lease(seconds)"]),
         (lambda: sql_queue(table(locked_until=None)), ["locked_until", "'orders' has none"]),
         (lambda: sql_queue(group="shop"), ["group must be None", "'shop'"]),

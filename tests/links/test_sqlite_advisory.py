@@ -459,9 +459,9 @@ async def test_a_cancelled_claim_leaves_no_key(database: Unleased, monkeypatch: 
     async with queue.broker.connect():
         async with trio.open_nursery() as nursery, queue.attach("test", nothing_lost, 5.0, limit=1) as link:
             await until(lambda: gate.entered > 1)
-            database.put("a", b"1")
             gate.shut()
             await until(lambda: gate.entered > 0)
+            database.put("a", b"1")
             nursery.start_soon(trio.to_thread.run_sync, partial(later, gate))
             link.stop()
         await until(lambda: database.row()["attempt"] == 1)
