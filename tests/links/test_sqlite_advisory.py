@@ -282,6 +282,7 @@ async def test_a_lock_file_that_is_deleted_is_made_again(database: Unleased) -> 
                 process.kill()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # from Python 3.12 on, where there are threads
 def test_a_forked_child_has_not_its_parents_locks(database: Unleased) -> None:
     """The keys and the file are the parent's."""
     ring = Ring(database.path)
