@@ -89,10 +89,10 @@ class SqlBroker(Broker):
         """A queue: the table, or one group of it. No I/O.
 
         `claim`: `Lease(duration)`, `AdvisoryLock(key)`, or on PostgreSQL `RowLock()`; None: by the table's columns,
-        where locked_until means `Lease(30.0)`, and none of it `RowLock()`. `limit`: how many deliveries may be unsettled
-        at once, 1 or more; None: concurrency × size. `poll_interval`: seconds above 0; None: the broker's. Raises
-        `ValueError` for a claim form that this table or this database has not, a group where the table has none (or the
-        reverse), and a `custom` statement of an unknown event or name.
+        where locked_until means `Lease(30.0)`, and none of it `RowLock()`. `limit`: how many deliveries may be
+        unsettled at once, 1 or more; None: concurrency × size. `poll_interval`: seconds above 0; None: the broker's.
+        Raises `ValueError` for a claim form that this table or this database has not, a group where the table has none
+        (or the reverse), and a `custom` statement of an unknown event or name.
 
         `custom`: statements of your own, one for each event that shall have one: "ack", "drop", "retry", "retry_after",
         "dead_letter". Each is carried out in place of the library's, in the transaction that settles the row, and must
