@@ -15,7 +15,7 @@ import trio
 
 from links.errors import LinkRefused
 from links.sql import Table
-from links.sql.sqlite import lease, times
+from links.sql.sqlite import looked, times
 from links.sql.sqlite.defaults import evaluate
 from links.sql.sqlite.inspect import odd_times
 from links.sql.sqlite.schema import read_schema
@@ -199,7 +199,7 @@ async def test_a_value_that_comes_later_is_told_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever writes another form after the link has attached: told once, at an idle claim, at most once a minute."""
-    monkeypatch.setattr(lease, "_MINUTE", 1)
+    monkeypatch.setattr(looked, "_MINUTE", 1)
     database = made(tmp_path)
     async with open_link(database.broker(0.01).queue(JOBS)) as link, trio.open_nursery() as nursery:
         nursery.start_soon(link.receive, 1)
