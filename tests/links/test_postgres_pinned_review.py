@@ -452,3 +452,24 @@ async def test_many_places_and_few_keys(database: str) -> None:
             assert trio.current_time() - began < 5, "the next poll comes in 16 s at the soonest"
         assert list(await link.settle([order(queue, received, Ack()) for received in batch])) == [None] * 3
     assert tables.rows() == []
+
+
+@pytest.mark.parametrize("claim", [RowLock(), AdvisoryLock("{id}")], ids=["row lock", "advisory"])
+async def test_a_connection_that_ended_before_anything_was_said(database: str, claim: Any) -> None:
+    """DESIGN 4: it is known that nothing was done: lost, not unknown; and the row is claimed again at once."""
+    tables = PostgresTables(database, leased=False).create()
+    tables.add(b"a")
+    queue = tables.broker().queue(tables.table(), claim=claim)
+    async with queue.broker.connect(), queue.attach("test", lambda *_: None, 5.0, limit=1) as link:
+        with trio.fail_after(10):
+            (received,) = await link.receive(1)
+            tables.run(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE application_name = 'trio-settlement' AND pid IN (SELECT pid FROM pg_locks "
+                "WHERE locktype IN ('advisory', 'transactionid') OR mode = 'RowShareLock')"
+            )
+            (verdict,) = await link.settle([order(queue, received, Ack())])
+            assert isinstance(verdict, LeaseLost), verdict
+            (again,) = await link.receive(1)
+            assert list(await link.settle([order(queue, again, Ack())])) == [None]
+    assert tables.rows() == []

@@ -24,6 +24,7 @@ class LentConnection(TrioConnection):
     def of(cls, connection: TrioConnection) -> LentConnection:
         """Lend this one."""
         lent = cls(connection.pgconn)
+        lent.lock = connection.lock  # a statement that somebody forgot is waited for by the settlement
         lent._autocommit = True  # psycopg sends no BEGIN: there is a transaction
         lent.prepare_threshold = None  # names of prepared statements would meet those of the other object
         return lent

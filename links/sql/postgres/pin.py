@@ -189,8 +189,10 @@ class PostgresPin(Generic[T]):
         connection = self._connection
         verdict: Verdict
         self.committed = False
-        if connection is None:  # it was closed, and nobody has heard of it yet
-            return Settled([LeaseLost("its connection has ended, and the claim with it")] * len(said), rest)
+        if connection is None or connection.was_ended():  # and nobody has heard of it yet
+            return Settled(
+                [LeaseLost("its connection has ended, and the claim with it")] * len(said), rest, crossed=True
+            )
         try:
             if not self._written or (verdict := await self._after_handler(connection, keep=keep)) is None:
                 return await self._settle(connection, said, rest, then)
