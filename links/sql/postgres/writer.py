@@ -129,7 +129,7 @@ class PostgresWriter(JobQueue):
             except (ConnectionBroken, LinkRefused, trio.TooSlowError) as error:
                 if trio.current_time() + pause >= end or self.error is not None:
                     raise ConnectionBroken(
-                        f"{self._name}: the connection broke, and there is no other: {error or 'no answer in time'}"
+                        f"{self._name}: the connection broke, and there is no other: {str(error) or 'no answer in time'}"
                     ) from error
             await trio.sleep(pause)
             pause = min(pause * 2, 1.0)
