@@ -128,8 +128,9 @@ class PostgresWriter(JobQueue):
                 return
             except (ConnectionBroken, LinkRefused, trio.TooSlowError) as error:
                 if trio.current_time() + pause >= end or self.error is not None:
+                    why = str(error) or "no answer in time"
                     raise ConnectionBroken(
-                        f"{self._name}: the connection broke, and there is no other: {str(error) or 'no answer in time'}"
+                        f"{self._name}: the connection broke, and there is no other: {why}"
                     ) from error
             await trio.sleep(pause)
             pause = min(pause * 2, 1.0)
