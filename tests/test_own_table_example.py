@@ -20,10 +20,10 @@ SABOTAGE = """
 import sys
 sys.path.insert(0, {root!r})
 from examples import own_table
-from links.sql.postgres.row_lock import PostgresPin
+from links.sql.postgres.pin import PostgresPin
 settle = PostgresPin.settle
-async def twice(self, row, verb, *, keep):
-    return await settle(self, row, verb, keep=False)
+async def twice(self, said, rest, *, keep, then):
+    return await settle(self, said, rest, keep=False, then=then)
 PostgresPin.settle = twice
 sys.exit(own_table.main(sys.argv[1:]))
 """

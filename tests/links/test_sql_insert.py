@@ -39,7 +39,13 @@ def in_double_quotes(name: str) -> str:
 
 
 def odd_table(**roles: Any) -> Table[bytes]:
-    given = {"id": "select", "payload": ODD_COLUMN, "group": "group", "retry_after": "when%", "headers": "h:v2"}
+    given: dict[str, Any] = {
+        "id": "select",
+        "payload": ODD_COLUMN,
+        "group": "group",
+        "retry_after": "when%",
+        "headers": "h:v2",
+    }
     return Table(ODD, **{**given, **roles})
 
 

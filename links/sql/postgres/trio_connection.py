@@ -17,7 +17,7 @@ import trio
 from psycopg import AsyncConnection, AsyncPipeline, AsyncTransaction, errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
 from psycopg.generators import notifies
-from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, PollingStatus, TransactionStatus
+from psycopg.pq import ExecStatus, PipelineStatus, PollingStatus, TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg.waiting import Ready, Wait
 
@@ -86,13 +86,16 @@ class TrioConnection(AsyncConnection[TupleRow]):
         """
         if self.pgconn.transaction_status != TransactionStatus.ACTIVE:  # amid COPY the cancel must be heard to its end
             await trio.lowlevel.checkpoint_if_cancelled()
-        driven = Driven(gen, self.pgconn.socket, self._turns)
+        driven = Driven(gen, self.pgconn, self._turns)
+        self.lock.waits = self.pgconn.socket
         with contextlib.nullcontext() if timeout is None else trio.move_on_after(timeout):
             try:
                 return await driven.to_end()
             except trio.Cancelled:
                 await self._land(driven)  # noqa: ASYNC102 -- it shields itself, with a deadline
                 raise
+            finally:
+                self.lock.waits = None
         raise getattr(errors, "_WaitTimeout", errors.OperationalError)("nothing came in time")
 
     async def _land(self, driven: Driven[Any]) -> None:
@@ -143,8 +146,12 @@ class TrioConnection(AsyncConnection[TupleRow]):
         Cancellation: it is as it was.
         """
         while not self.was_ended():
-            with contextlib.suppress(errors.OperationalError):
-                await ready(self.pgconn.socket, Wait.R)
+            self.lock.waits = self.pgconn.socket
+            try:
+                with contextlib.suppress(errors.OperationalError):
+                    await ready(self.pgconn.socket, Wait.R)
+            finally:
+                self.lock.waits = None
         return self._why_ended or "the connection was closed"
 
     def finish(self) -> None:
@@ -153,8 +160,8 @@ class TrioConnection(AsyncConnection[TupleRow]):
         self._finish()
 
     def _finish(self) -> None:
-        if self.pgconn.status == ConnStatus.OK:
-            trio.lowlevel.notify_closing(self.pgconn.socket)
+        if self.lock.waits is not None:  # also where libpq has closed it already: the next one gets the same number
+            trio.lowlevel.notify_closing(self.lock.waits)
         self.pgconn.finish()
 
     async def cancel_safe(self, *, timeout: float = 30.0) -> None:  # noqa: ASYNC109 -- psycopg's signature

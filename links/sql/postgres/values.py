@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from psycopg import DataError, NotSupportedError
 from psycopg.abc import Loader
@@ -87,6 +87,7 @@ def literal(value: Any) -> str | None:
         return f"{value!r}" if value >= 0 else f"({value!r})"
     if type(value) is str:
         return f"'{value}'" if value.isascii() and value.isprintable() and not _ESCAPED.intersection(value) else None
-    if type(value) is list and isinstance(text := array(value), str):
-        return f"'{text}'"
+    if type(value) is list:
+        text = array(cast("list[Any]", value))  # type: ignore[redundant-cast]  # pyright sees a list of nothing known
+        return f"'{text}'" if isinstance(text, str) else None
     return None

@@ -94,6 +94,9 @@ class Turns:
 class Alone:
     """A lock as psycopg uses one. `trio.Lock` has a checkpoint in each turn; each statement has one of its own."""
 
+    waits: int | None = None
+    """The socket that a task waits for, of a connection that has this lock."""
+
     def __init__(self) -> None:
         self._taken = False
         self._waiting = trio.lowlevel.ParkingLot()
@@ -113,8 +116,9 @@ class Alone:
 class Driven(Generic[R]):
     """A generator of one connection, which may be driven on after a cancellation."""
 
-    def __init__(self, steps: Generator[Wait, Ready, R], socket: int, turns: Turns) -> None:
-        self._steps, self._socket, self._turns = steps, socket, turns
+    def __init__(self, steps: Generator[Wait, Ready, R], pgconn: Any, turns: Turns) -> None:
+        self._steps, self._pgconn, self._turns = steps, pgconn, turns
+        self._socket = pgconn.socket
         self._wanted: Wait | None = None
         """What it waits for; None: it has not begun."""
 
@@ -131,6 +135,8 @@ class Driven(Generic[R]):
                 else:
                     came = await ready(self._socket, self._wanted)
                     self._turns.given()
+                if self._pgconn.pgconn_ptr is None:  # a step of libpq's on what was freed would end the process
+                    raise OperationalError("the connection was closed")
                 self._wanted = self._steps.send(came)
         except StopIteration as end:
             result: R = end.value
