@@ -145,16 +145,21 @@ class PostgresLease(Looked[LeaseStatements]):
         """As `say`, then as `claim`, by one message to the server and one transaction.
 
         No rows but None: another claimer had the guard of the FIFO group, so nobody has looked behind what was said.
-        Raises `psycopg.Error`: nothing was done.
+        Raises `psycopg.Error`: nothing was done, or the connection is closed.
         """
         text, values = self._saying(verbs, tokens)
         wanted = self._wanted(room, passing)
         guard = None
-        async with connection.pipeline():
-            said = await connection.execute(text.encode(), values)
-            if self.texts.guard:
-                guard = await connection.execute(self.texts.guard.encode(), wanted)
-            claimed = await connection.execute(self.texts.claim.encode(), wanted)
+        try:
+            async with connection.pipeline():
+                said = await connection.execute(text.encode(), values)
+                if self.texts.guard:
+                    guard = await connection.execute(self.texts.guard.encode(), wanted)
+                claimed = await connection.execute(self.texts.claim.encode(), wanted)
+        except psycopg.Error as error:
+            if error.pgresult is None:  # it failed here, and what was sent by then may have been carried out
+                connection.finish()
+            raise
         touched = self._so(await said.fetchall())
         if guard is not None and await guard.fetchone() != (True,):
             return touched, None
