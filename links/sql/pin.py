@@ -40,8 +40,10 @@ class Pin(Protocol):
     ended; whether a verb was carried out is not known, but where it is `committed`.
     """
 
-    committed: bool
-    """Was what `settle` was called for last carried out, as far as was heard? Asked after a cancellation."""
+    @property
+    def committed(self) -> bool:
+        """Was what `settle` was called for last carried out, as far as was heard? Asked after a cancellation."""
+        ...
 
     async def claim(self, passing: Passing, room: int) -> Sequence[Row]:
         """Claim the first rows of the queue that can be had, up to `room`, but for those that are passed over.

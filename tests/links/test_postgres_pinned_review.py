@@ -16,7 +16,7 @@ from actors import BatchSubscription, Runtime, Subscription, open_runtime
 from links.abc import Link, Received
 from links.errors import LeaseLost, LinkRefused, NotApplied, SettlementUnknown
 from links.sql import AdvisoryLock, RowLock, SqlBroker, SqlQueue, Table
-from links.sql.postgres.row_lock import PostgresRowLock
+from links.sql.postgres.row_lock import PostgresRowLock, RowLockPin
 from settlement import Ack, Delivery, Drop, Outcome, Policy, Retry
 from settlement.ledger import Line
 from settlement.sql import ClaimForm
@@ -473,3 +473,29 @@ async def test_a_connection_that_ended_before_anything_was_said(database: str, c
             (again,) = await link.receive(1)
             assert list(await link.settle([order(queue, again, Ack())])) == [None]
     assert tables.rows() == []
+
+
+async def test_a_connection_that_breaks_behind_a_commit_of_a_part(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DESIGN 3.8: a COMMIT that did not carry out one of the verbs is no word for that one: both are unknown."""
+    tables = PostgresTables(database, leased=False).create()
+    tables.add(b"a", b"b")
+    tables.run("CREATE TABLE refers (id bigint REFERENCES jobs)")
+    tables.run("INSERT INTO refers SELECT id FROM jobs WHERE payload = 'b'")
+    queue = tables.broker().queue(tables.table(), claim=RowLock())
+    usual = RowLockPin._committed
+
+    async def breaks(pin: RowLockPin, connection: Any, texts: Sequence[str], rest: Sequence[Any]) -> Sequence[Any]:
+        await usual(pin, connection, texts, rest)
+        connection.finish()
+        raise psycopg.OperationalError("behind the COMMIT")
+
+    async with queue.broker.connect(), queue.attach("test", lambda *_: None, 5.0, limit=2, size=2) as link:
+        with trio.fail_after(10):
+            batch = [*await link.receive(2)]
+            link.stop()
+            monkeypatch.setattr(RowLockPin, "_committed", breaks)
+            verdicts = await link.settle([order(queue, received, Ack()) for received in batch])
+    assert [type(verdict) for verdict in verdicts] == [SettlementUnknown] * 2
+    assert [row["payload"] for row in tables.rows()] == [b"b"]

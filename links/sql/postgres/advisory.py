@@ -167,6 +167,7 @@ class AdvisoryPin(PostgresPin[AdvisoryStatements]):
             await connection.execute(b"ROLLBACK")
         if len(said) == 1 or lent:
             return [_lost(failure)] * len(said)
+        self._partly = True  # each by its own COMMIT
         return [verdict for each in said for verdict in await self._said(connection, [each])]
 
     async def let_go(self, rows: Sequence[tuple[Row, bool]], *, whole: bool) -> None:

@@ -72,8 +72,8 @@ class PostgresPin(Generic[T]):
         self._lent: LentConnection | None = None
         self._written = False
         """A handler may have written in this transaction: behind the savepoint `handling`."""
-        self.committed = False
-        """As `Pin.committed`."""
+        self._ended = self._partly = False
+        """A COMMIT was heard; it carried out a part of what was said."""
 
     # --- what each form has of its own -------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class PostgresPin(Generic[T]):
         """As `Pin.settle`."""
         connection = self._connection
         verdict: Verdict
-        self.committed = False
+        self._ended = self._partly = False
         if connection is None or connection.was_ended():  # and nobody has heard of it yet
             return Settled(
                 [LeaseLost("its connection has ended, and the claim with it")] * len(said), rest, crossed=True
@@ -206,7 +206,12 @@ class PostgresPin(Generic[T]):
 
     def _heard(self, command: bytes) -> None:
         """A statement of ours was carried out."""
-        self.committed = self.committed or command == b"COMMIT"
+        self._ended = self._ended or command == b"COMMIT"
+
+    @property
+    def committed(self) -> bool:
+        """As `Pin.committed`: all of it, since one that was not applied was not."""
+        return self._ended and not self._partly
 
     async def _after_handler(self, connection: TrioConnection, *, keep: bool) -> Verdict:
         """Undo what the handler wrote, unless it is to be kept; a verdict where the claim is no more."""

@@ -160,13 +160,14 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         stays = [row for (row, _), verdict in zip(said, verdicts, strict=True) if verdict is not None]
         if len(stays) == len(said):
             return Settled(verdicts)
+        self._partly = bool(stays)
         try:
             lost = await self._committed(connection, ["COMMIT"], [*stays, *rest])
         except psycopg.Error as error:
             if connection.closed:
                 raise
             await self._roll_back(connection)
-            if not self.committed:
+            if not self._ended:
                 return self._not_committed(error, said, rest)
             lost = [*stays, *rest]
         gone = {row[0] for row in lost}
