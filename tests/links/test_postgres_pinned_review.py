@@ -475,6 +475,44 @@ async def test_a_connection_that_ended_before_anything_was_said(database: str, c
     assert tables.rows() == []
 
 
+async def test_what_somebody_takes_while_a_failed_transaction_is_begun_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-3.2: a verb that fails ends the transaction; what the next one cannot have is lost, the rest is held."""
+    tables = PostgresTables(database, leased=False).create()
+    tables.add(b"a", b"b", b"c", b"d")
+    tables.run("CREATE TABLE refers (id bigint REFERENCES jobs)")
+    tables.run("INSERT INTO refers SELECT id FROM jobs WHERE payload IN ('b', 'd')")
+    queue = tables.broker().queue(tables.table(), claim=RowLock())
+    usual = RowLockPin._committed
+    lost: list[Any] = []
+    with psycopg.connect(database) as stranger:
+
+        async def taken(pin: RowLockPin, connection: Any, texts: Sequence[str], rest: Sequence[Any]) -> Sequence[Any]:
+            if not texts:
+                stranger.execute("SELECT FROM jobs WHERE payload IN ('a', 'd') FOR UPDATE")
+            return await usual(pin, connection, texts, rest)
+
+        monkeypatch.setattr(RowLockPin, "_committed", taken)
+        async with queue.broker.connect(), queue.attach("test", lambda *_: None, 5.0, limit=3, size=3) as link:
+            with trio.fail_after(10):
+                batch = [*await link.receive(3)]
+                link.stop()
+                verdicts = await link.settle([order(queue, received, Ack()) for received in batch])
+                assert [type(verdict) for verdict in verdicts] == [LeaseLost, NotApplied, type(None)]
+                stranger.rollback()
+                tables.run("DELETE FROM refers WHERE id = (SELECT id FROM jobs WHERE payload = 'b')")
+                assert await link.settle([order(queue, batch[1], Ack())]) == [None]
+        async with queue.broker.connect(), queue.attach("test", lambda one, _: lost.append(one), 5.0, limit=1) as link:
+            tables.run("DELETE FROM jobs WHERE payload = 'a'")
+            with trio.fail_after(10):
+                (received,) = await link.receive(1)
+                link.stop()
+                (verdict,) = await link.settle([order(queue, received, Ack())])
+                assert isinstance(verdict, LeaseLost)
+    assert (lost, [row["payload"] for row in tables.rows()]) == ([], [b"d"])
+
+
 async def test_a_connection_that_breaks_behind_a_commit_of_a_part(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,7 +525,9 @@ async def test_a_connection_that_breaks_behind_a_commit_of_a_part(
     usual = RowLockPin._committed
 
     async def breaks(pin: RowLockPin, connection: Any, texts: Sequence[str], rest: Sequence[Any]) -> Sequence[Any]:
-        await usual(pin, connection, texts, rest)
+        lost = await usual(pin, connection, texts, rest)
+        if not texts:  # the rows are locked again, and nothing is said
+            return lost
         connection.finish()
         raise psycopg.OperationalError("behind the COMMIT")
 

@@ -70,8 +70,8 @@ class PostgresPin(Generic[T]):
         self._form = form
         self._connection: TrioConnection | None = None
         self._lent: LentConnection | None = None
-        self._written = False
-        """A handler may have written in this transaction: behind the savepoint `handling`."""
+        self._written = self._kept = False
+        """A handler may have written in this transaction: behind the savepoint `handling`; what it wrote stands."""
         self._ended = self._partly = False
         """A COMMIT was heard; it carried out a part of what was said."""
 
@@ -162,7 +162,7 @@ class PostgresPin(Generic[T]):
             await self._end(self._connection)
 
     async def _roll_back(self, connection: TrioConnection) -> None:
-        self._written = False
+        self._written = self._kept = False
         try:
             if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
                 await connection.execute(b"ROLLBACK")
@@ -232,7 +232,7 @@ class PostgresPin(Generic[T]):
             ended = True
         else:
             ended = False
-        self._written = not keep and not ended
+        self._written, self._kept = not keep and not ended, keep and not ended
         if not ended:
             return None
         await self._end(connection)
