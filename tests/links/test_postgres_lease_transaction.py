@@ -15,6 +15,7 @@ import trio
 from actors import BatchSubscription, Subscription, open_runtime
 from links.errors import CallBroken, LeaseLost, NotApplied, SettlementUnknown, TransactionHeld
 from links.sql import Lease, SqlBroker, transaction
+from links.sql.postgres.lease import PostgresLease
 from settlement import Ack, Delivery, Drop, Outcome, Policy, Retry
 from tests.links.faulty_network import faulty_network
 from tests.links.postgres_tables import PostgresTables
@@ -167,6 +168,27 @@ async def test_a_row_that_another_transaction_has_locked_is_waited_for_by_saying
                 assert isinstance(verdict, NotApplied)
         assert list(await link.settle(finish([received]))) == [None]
         assert (notes(tables), tables.rows()) == ([b"a"], [])
+
+
+async def test_a_lock_that_is_left_at_once_costs_nothing(
+    tables: PostgresTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-8.3: another's claim has the row for its own length; the ack is said again within the call."""
+    holds = PostgresLease.holds
+    async with open_link(tables.broker().queue(tables.table())) as link:
+        (received,) = await link.receive(1)
+        await write(received.delivery)
+        with psycopg.connect(tables.url) as other:
+            other.execute("SELECT FROM jobs FOR UPDATE")
+
+            async def held(form: PostgresLease, connection: Any, tokens: Sequence[Any]) -> set[int]:
+                ours = await holds(form, connection, tokens)
+                other.rollback()
+                return ours
+
+            monkeypatch.setattr(PostgresLease, "holds", held)
+            assert list(await link.settle(finish([received]))) == [None]
+    assert (notes(tables), tables.rows()) == ([b"a"], [])
 
 
 async def test_a_constraint_that_fails_at_commit_rolls_both_back(tables: PostgresTables) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +15,7 @@ from actors import Subscription, open_runtime
 from links.errors import LeaseLost, NotApplied
 from links.memory import MemoryBroker
 from links.sql import Lease
+from links.sql.postgres.lease import PostgresLease
 from settlement import Ack, DeadLetter, Delivery, Drop, Outcome, Policy, Retry, RetryAfter
 from settlement.policy import Ending
 from settlement.sql import Delay, Finish, MoveToGroup, MoveToTable, PutBack
@@ -402,6 +404,40 @@ async def test_a_row_that_another_transaction_has_locked_is_not_waited_for(verb:
             assert tables.rows()[0] == before
         assert list(await link.settle([say(received[0], verb)])) == [None]
     assert [row["locked_until"] for row in tables.rows()] in ([], [None, None])
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "extend", "settle and claim", "give back"], ids=str)
+async def test_a_lock_that_is_left_at_once_costs_nothing(
+    verb: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DESIGN 6: a claim locks for its own length what was due when it began, also what is ours by now: tried again."""
+    tables = Shape().tables(database)
+    tables.add(b"a", b"b", b"c", b"d")
+    looked, holds = 0, PostgresLease.holds
+    async with open_link(queue_of(tables, Shape())) as link:
+        received = await link.receive(2 if verb == "settle and claim" else 3)
+        until = max(row["locked_until"] for row in tables.rows() if row["locked_until"])
+        with psycopg.connect(database, autocommit=False) as stranger:
+            stranger.execute("SELECT FROM jobs WHERE id = 1 FOR UPDATE")
+
+            async def held(form: PostgresLease, connection: Any, tokens: Sequence[Any]) -> set[int]:
+                nonlocal looked
+                looked += 1
+                ours = await holds(form, connection, tokens)
+                stranger.rollback()
+                return ours
+
+            monkeypatch.setattr(PostgresLease, "holds", held)
+            if verb == "extend":
+                assert list(await link.extend(received)) == []
+                assert min(row["locked_until"] for row in tables.rows()[:3]) > until
+            elif verb == "give back":
+                await link.give_back(received)
+                assert [row["locked_until"] for row in tables.rows()] == [None] * 4
+            else:
+                verb = Finish() if verb == "settle and claim" else verb
+                assert list(await link.settle([say(each, verb) for each in received])) == [None] * len(received)
+    assert looked == 1, "somebody had locked it"
 
 
 async def test_a_move_is_whole_or_not_at_all(database: str) -> None:

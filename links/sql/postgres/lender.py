@@ -27,7 +27,7 @@ from links.errors import (
     TransactionEnded,
 )
 from links.sql.postgres.lent import LentConnection
-from links.sql.postgres.looked import Ignored
+from links.sql.postgres.looked import LOCKED, PAUSES, Ignored
 from links.sql.postgres.pin import Connect
 from links.sql.postgres.session import begin
 from links.sql.postgres.trio_connection import TrioConnection
@@ -205,20 +205,22 @@ class PostgresLoan:
             await connection.execute(_OURS)
         except psycopg.errors.InvalidSavepointSpecification:
             return _ended()
-        why = (
-            "it touched no row, although the lease is ours: another transaction has locked it, or a trigger ignores it"
-        )
+        why, done = LOCKED, False
         cause: Exception | None = None
         try:
-            if isinstance(verb, Custom):
-                done = await form.custom(connection, token, verb)
-            else:
-                done = bool(await form.say(connection, [verb], [token]))
-            if not done and not await form.holds(connection, [token]):
-                return LeaseLost(
-                    "the lease was lost: the row is gone, or was claimed or changed by somebody else; what the handler "
-                    "wrote is rolled back"
-                )
+            for pause in (*PAUSES, None):
+                if isinstance(verb, Custom):
+                    done = await form.custom(connection, token, verb)
+                else:
+                    done = bool(await form.say(connection, [verb], [token]))
+                if not done and not await form.holds(connection, [token]):
+                    return LeaseLost(
+                        "the lease was lost: the row is gone, or was claimed or changed by somebody else; what the "
+                        "handler wrote is rolled back"
+                    )
+                if done or pause is None:
+                    break
+                await trio.sleep(pause)
         except (psycopg.Error, Ignored) as error:
             if connection.closed:
                 raise

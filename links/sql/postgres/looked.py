@@ -38,6 +38,15 @@ _TRIES: Final = 5
 """So often is a row moved anew, where the tables are altered meanwhile."""
 
 
+PAUSES: Final = (0.001, 0.004, 0.016)
+"""Seconds before a verb for a row that is ours and locked is said again: a claim of somebody else's locks, for its own
+length, each row that was due when it began, also one that has been leased since."""
+
+LOCKED: Final = (
+    "it touched no row, although the lease is ours: another transaction has locked the row, or a trigger ignores it"
+)
+
+
 class Ignored(Exception):
     """A statement touched no row, and the row was there."""
 

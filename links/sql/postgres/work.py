@@ -11,10 +11,11 @@ Cancellation: as `links.sql.postgres.lease` says; what was carried out stands in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import psycopg
+import trio
 
 from links.abc import Received
 from links.errors import CallBroken, ConnectionBroken, LeaseLost, LinkError, SettlementUnknown
@@ -23,12 +24,13 @@ from links.sql.postgres.advisory import PostgresAdvisory
 from links.sql.postgres.codes import is_again, is_reshaped
 from links.sql.postgres.insert import PostgresInserter
 from links.sql.postgres.lease import PostgresLease
-from links.sql.postgres.looked import Ignored
+from links.sql.postgres.looked import LOCKED, PAUSES, Ignored
 from links.sql.postgres.notify import Notify
 from links.sql.postgres.pin import Connect
 from links.sql.postgres.purge import purge
 from links.sql.postgres.row_lock import PostgresRowLock
 from links.sql.postgres.trio_connection import TrioConnection
+from links.sql.rows import Row, Token
 from links.sql.table import Table
 from settlement.sql import AdvisoryLock, Custom, Delay, Lease, MoveToTable, RowLock, Verb
 
@@ -39,10 +41,6 @@ T = TypeVar("T")
 
 _TRIES = 5
 """So often is a statement run that others only got into the way of."""
-
-_IGNORED = (
-    "it touched no row, although the lease is ours: another transaction has locked the row, or a trigger ignores it"
-)
 
 
 class Work(Protocol):
@@ -157,9 +155,23 @@ class _Each(Generic[T]):
                     self.job.refuse(item, error)
 
     async def _group(self, connection: TrioConnection, items: list[T]) -> None:
+        """Leave none of these: each was done or refused."""
+        if items:
+            await self._tried(connection, items)
+        for pause in PAUSES:
+            if not items:
+                return
+            self.again = False  # these were not done
+            await trio.sleep(pause)
+            await self._tried(connection, items)
+        for item in items:
+            self.job.refuse(item, Ignored(LOCKED))
+
+    async def _tried(self, connection: TrioConnection, items: list[T]) -> None:
+        """Leave those that are ours and locked."""
         for left in range(_TRIES, 0, -1):
             try:
-                await self.some(connection, items)
+                items[:] = await self.some(connection, items)
                 return
             except psycopg.Error as error:
                 if connection.closed:
@@ -176,15 +188,22 @@ class _Each(Generic[T]):
     async def _failed(self, connection: TrioConnection, items: list[T], error: BaseException) -> None:
         """One by one, so that one that fails does not touch the others."""
         if len(items) == 1:
-            self.job.refuse(items[0], error)
-            return
+            self.job.refuse(items.pop(), error)
         while items:
             await self._group(connection, items[:1])
             del items[0]
 
-    async def some(self, connection: TrioConnection, items: Sequence[T]) -> None:
-        """The statements for these. Raises `psycopg.Error`: nothing was done."""
+    async def some(self, connection: TrioConnection, items: Sequence[T]) -> list[T]:
+        """The statements for these; those that were not touched and are ours. Raises `psycopg.Error`: none was done."""
         raise NotImplementedError
+
+    async def ours(
+        self, connection: TrioConnection, items: Sequence[T], tokens: Sequence[Token], touched: Collection[int]
+    ) -> list[T]:
+        """Of those that were not touched, the ones that this process still has. Raises `psycopg.Error`."""
+        missed = [number for number in range(len(items)) if number not in touched]
+        ours = await self.form.holds(connection, [tokens[number] for number in missed]) if missed else ()
+        return [items[missed[place]] for place in sorted(ours)]
 
     def lost(self, error: ConnectionBroken) -> bool:  # noqa: ARG002 -- it goes on
         self.again = True
@@ -207,6 +226,8 @@ class _Settle(_Each[Saying]):
     def __init__(self, job: Settling) -> None:
         super().__init__(job)
         self._settling = job
+        self._ahead: list[Row] | None = None
+        """What was claimed by the message of the verbs; None: nobody has looked."""
         groups: dict[Hashable, list[Saying]] = {}
         for item in job.items:
             groups.setdefault(item if isinstance(item.verb, _ALONE) else _kind(item.verb), []).append(item)
@@ -214,45 +235,39 @@ class _Settle(_Each[Saying]):
 
     async def run(self, connection: TrioConnection) -> None:
         """Say each verb; one that fails is one verdict. The claim comes last, so it may find what was put back."""
-        job = self._settling
-        if job.claim is not None and await self._at_once(connection, job.claim):
-            return
+        claim = self._settling.claim
+        if claim is not None and self._ahead is None:
+            await self._at_once(connection, claim)
         await super().run(connection)
-        if job.claim is not None:
-            job.claim.room = job.places
-            if job.claim.room:
-                await _Claim(job.claim).run(connection)
+        if claim is None:
+            return
+        claim.room = self._settling.places
+        if self._ahead is None:
+            if claim.room:
+                await _Claim(claim).run(connection)
+            return
+        claim.error, claim.rows = None, self._ahead[: claim.room]
+        if surplus := self._ahead[claim.room :]:  # a verb that was not applied keeps its place
+            await self.form.let_go(connection, [(row[0], row[1], row[2]) for row in surplus], counted=False)
 
-    async def _at_once(self, connection: TrioConnection, claim: Claim) -> bool:
-        """Where all verbs are of one kind, say them and claim by one message; False: nothing was done."""
+    async def _at_once(self, connection: TrioConnection, claim: Claim) -> None:
+        """Where all verbs are of one kind, say them and claim by one message; else, or where it fails, do nothing."""
         if len(self.left) != 1 or self.again or claim.passing.singly or isinstance(self.left[0][0].verb, _ALONE):
-            return False
+            return
         items = self.left[0]
         tokens = [item.received.token for item in items]
         try:
             await self.form.look_again(connection)
-            touched, rows = await self.form.say_and_claim(
+            touched, self._ahead = await self.form.say_and_claim(
                 connection, [item.verb for item in items], tokens, len(items), claim.passing
             )
         except (psycopg.Error, LinkError):
             if connection.closed:
                 raise
-            return False  # each for itself, then
-        self.job.error = None
-        await self._judge(connection, items, touched)
-        self.left.clear()
-        places = self._settling.places
-        claim.error, claim.room = None, places
-        if rows is None:
-            if places:
-                await _Claim(claim).run(connection)
-            return True
-        claim.rows, surplus = rows[:places], rows[places:]
-        if surplus:  # a verb that was not applied keeps its place
-            await self.form.let_go(connection, [(row[0], row[1], row[2]) for row in surplus], counted=False)
-        return True
+            return  # each for itself, then
+        items[:] = await self._judged(connection, items, touched)
 
-    async def some(self, connection: TrioConnection, items: Sequence[Saying]) -> None:
+    async def some(self, connection: TrioConnection, items: Sequence[Saying]) -> list[Saying]:
         tokens = [item.received.token for item in items]
         verb = items[0].verb
         if isinstance(verb, _ALONE):
@@ -264,29 +279,27 @@ class _Settle(_Each[Saying]):
                 touched = {0} if done else set[int]()
             except Ignored as error:
                 self.job.refuse(items[0], error)
-                return
+                return []
         else:
             touched = await self.form.say(connection, [item.verb for item in items], tokens)
-        await self._judge(connection, items, touched)
+        return await self._judged(connection, items, touched)
 
-    async def _judge(self, connection: TrioConnection, items: Sequence[Saying], touched: set[int]) -> None:
-        """The verdicts: of those that were not touched, it is looked whether the lease is there still."""
-        tokens = [item.received.token for item in items]
-        missed = [number for number in range(len(items)) if number not in touched]
-        ours = await self.form.holds(connection, [tokens[number] for number in missed]) if missed else set[int]()
-        for number in touched:
-            items[number].verdict = None
-        for place, number in enumerate(missed):
-            item = items[number]
-            where = self._settling.where(item)
-            if place in ours:
-                self.job.refuse(item, Ignored(_IGNORED))
-            elif self.again:
-                item.verdict = SettlementUnknown(f"{where}: the connection broke while it was said")
-            else:
-                item.verdict = LeaseLost(
-                    f"{where}: the lease was lost: the row is gone, or was claimed or changed by somebody else"
+    async def _judged(self, connection: TrioConnection, items: Sequence[Saying], touched: set[int]) -> list[Saying]:
+        """The verdicts, but for those that are not touched and ours."""
+        ours = await self.ours(connection, items, [item.received.token for item in items], touched)
+        for number, item in enumerate(items):
+            if number in touched:
+                item.verdict = None
+            elif item not in ours:
+                where = self._settling.where(item)
+                item.verdict = (
+                    SettlementUnknown(f"{where}: the connection broke while it was said")
+                    if self.again
+                    else LeaseLost(
+                        f"{where}: the lease was lost: the row is gone, or somebody else claimed or changed it"
+                    )
                 )
+        return ours
 
 
 class _Extend(_Each[Received[Any]]):
@@ -295,23 +308,20 @@ class _Extend(_Each[Received[Any]]):
         self._tokens, self._failed_ones = job.tokens, job.failed
         self.left = [list(job.items)]
 
-    async def some(self, connection: TrioConnection, items: Sequence[Received[Any]]) -> None:
+    async def some(self, connection: TrioConnection, items: Sequence[Received[Any]]) -> list[Received[Any]]:
         tokens = [item.token for item in items]
         found = await self.form.extend(connection, tokens)
-        missed = [number for number in range(len(items)) if number not in found]
-        if missed and self.again:
+        if self.again and len(found) < len(items):
+            missed = [number for number in range(len(items)) if number not in found]
             old = [tokens[number] for number in missed]
             found |= {missed[place]: token for place, token in (await self.form.extended(connection, old)).items()}
-            missed = [number for number in missed if number not in found]
-        ours = await self.form.holds(connection, [tokens[number] for number in missed]) if missed else set[int]()
-        for number, token in found.items():
-            self._failed_ones.pop(items[number], None)
-            self._tokens[items[number]] = token
-        for place, number in enumerate(missed):
-            if place in ours:
-                self.job.refuse(items[number], Ignored(_IGNORED))
-            else:
-                self._tokens[items[number]] = None
+        ours = await self.ours(connection, items, tokens, found)
+        for number, item in enumerate(items):
+            if number in found:
+                self._failed_ones.pop(item, None)
+            if item not in ours:
+                self._tokens[item] = found.get(number)
+        return ours
 
 
 class _Release(_Each[Received[Any]]):
@@ -320,12 +330,10 @@ class _Release(_Each[Received[Any]]):
         groups = ([item for item in job.items if item.started is started] for started in (True, False))
         self.left = [group for group in groups if group]
 
-    async def some(self, connection: TrioConnection, items: Sequence[Received[Any]]) -> None:
+    async def some(self, connection: TrioConnection, items: Sequence[Received[Any]]) -> list[Received[Any]]:
         tokens = [item.token for item in items]
         touched = await self.form.let_go(connection, tokens, counted=items[0].started)
-        missed = [number for number in range(len(items)) if number not in touched]
-        for place in await self.form.holds(connection, [tokens[number] for number in missed]) if missed else ():
-            self.job.refuse(items[missed[place]], Ignored(_IGNORED))
+        return await self.ours(connection, items, tokens, touched)
 
 
 class _Insert(_Whole[Insert]):
