@@ -208,7 +208,7 @@ async def test_two_claimers_never_have_the_same_row(database: str) -> None:
 
 
 async def test_a_verb_that_fails_leaves_the_claim_alive(database: str) -> None:
-    """DESIGN 3.8: the statement stands in a savepoint, so the handler is not called again for it."""
+    """DESIGN 3.8: the row is locked again at once, so the handler is not called again for it."""
     tables = locked(database)
     tables.add(b"a")
     tables.run("ALTER TABLE jobs ADD CHECK (attempt < 2) NOT VALID")

@@ -68,6 +68,40 @@ async def test_what_is_written_commits_with_the_ack(tables: PostgresTables, outc
     assert tables.run("SELECT count(*), count(DISTINCT at) FROM ends") == [(2, 1)]
 
 
+@pytest.mark.parametrize("trigger", [False, True], ids=["plain", "trigger"])
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_a_verb_that_fails_behind_what_was_written(
+    tables: PostgresTables, concurrency: int, trigger: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-8.1, S-8.3: nobody sees what was written, and all of it is there when the verb can be said: once.
+
+    Under a row lock the handler may be called once more for it (what it wrote was rolled back), and no more often.
+    """
+    if trigger:
+        tables.run("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN coalesce(NEW, OLD); END $$")
+        tables.run("CREATE TRIGGER t BEFORE UPDATE OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION f()")
+    tables.add(b"b", b"c", b"d")
+    tables.run("CREATE TABLE refers (id bigint REFERENCES jobs)")
+    tables.run("INSERT INTO refers SELECT id FROM jobs WHERE payload = 'b'")
+    calls: list[bytes] = []
+    often = 1 if tables.leased else 2
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        calls.append(delivery.body)
+        async with transaction(delivery) as connection:
+            await connection.execute(NOTE, [delivery.body])
+
+    source = tables.broker(0.05).queue(tables.table())
+    async with open_runtime(Subscription(source, handler, concurrency=concurrency), grace=0.3) as runtime:
+        with trio.fail_after(20):
+            await until(lambda: "refers" in caplog.text and calls.count(b"b") == often, 15)
+            assert b"b" not in notes(tables)
+            tables.run("TRUNCATE refers")
+            await until(lambda: runtime.ledger("jobs").acked == 4, 15)
+    assert (notes(tables), tables.rows()) == ([b"a", b"b", b"c", b"d"], [])
+    assert calls.count(b"b") == often
+
+
 @pytest.mark.parametrize("outcome", [Retry(), RetryAfter(3600.0), Drop(), ValueError("no")], ids=str)
 async def test_any_other_outcome_undoes_it_first(tables: PostgresTables, outcome: Any) -> None:
     """K-96, S-8.2, S-8.3: then it is settled as usual; the attempt counts, the writes are gone."""

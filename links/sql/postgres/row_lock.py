@@ -11,9 +11,11 @@ the group has a row in work.
 A verb that fails takes the transaction with it: the rows are locked again at once, and what somebody else has taken in
 between is lost. With a savepoint before the verbs they would stay locked, but a row that is locked by a transaction and
 deleted behind its savepoint is deleted by a MultiXact, and such a dead row is looked at by every claim until a vacuum:
-at 10,000 rows that was five times slower. So there is one only where a handler's writes shall stand, or a guard. What
-fails at COMMIT (a deferred constraint) has ended the claim. Where a part of a batch is settled, that COMMIT frees the
-other rows too, and they are locked again by the same message: what somebody else has taken in between is lost.
+at 10,000 rows that was five times slower. What a handler has written is rolled back with a verb that fails, and the
+handler is called again, once; from then on there is a savepoint for a while, and what it writes waits with its verb.
+
+What fails at COMMIT (a deferred constraint) has ended the claim. Where a part of a batch is settled, that COMMIT frees
+the other rows too, and they are locked again by the same message: what somebody else has taken in between is lost.
 
 Cancellation, anywhere: the connection is closed, and the server rolls back what was not committed.
 """
@@ -34,20 +36,26 @@ from links.sql.jobs import Passing
 from links.sql.pin import Settled
 from links.sql.postgres.codes import is_again, is_doomed
 from links.sql.postgres.held_statements import RowLockStatements
+from links.sql.postgres.looked import Ignored
 from links.sql.postgres.pin import PinnedForm, PostgresPin, first_line, not_applied
 from links.sql.postgres.strings import bound, results
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Row
-from settlement.sql import PutBack, RowLock, Verb
+from settlement.sql import Custom, MoveToTable, PutBack, RowLock, Verb
 
 __all__ = ["PostgresRowLock", "RowLockPin"]
 
 _BUSY: Final = 0.005
 """Seconds to a second try where another transaction has the guard of a FIFO group: it may only have looked."""
+_CAREFUL: Final = 60.0
+"""Seconds for which a savepoint is set, when a verb has failed behind what a handler had written."""
 
 
 class PostgresRowLock(PinnedForm[RowLockStatements]):
     """A queue whose rows are locked."""
+
+    careful = 0.0
+    """Until when by trio's clock a settlement is behind a savepoint, where a handler's writes shall stand."""
 
     @property
     def begin(self) -> str:
@@ -69,6 +77,8 @@ class RowLockPin(PostgresPin[RowLockStatements]):
     """Rows of a claim, at most."""
     _carried_out = 0
     """How many statements of a settlement were."""
+    _ignored = False
+    """The last statement touched no row."""
 
     async def _claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
         await self._look_again(connection, now=False)
@@ -93,10 +103,7 @@ class RowLockPin(PostgresPin[RowLockStatements]):
 
     def _claiming(self, connection: TrioConnection, passing: Passing, room: int) -> list[str]:
         values = {"group": self._form.group, "over": [*passing.over], "room": room}
-        texts = self._form.texts
-        # each statement has a snapshot of its own, so what is claimed behind the guard was looked for behind it
-        guard = [bound(connection, texts.guard, values)] if texts.guard else []
-        return [self._form.begin, *guard, bound(connection, texts.claim, values)]
+        return [self._form.begin, *self._guard(connection), bound(connection, self._form.texts.claim, values)]
 
     async def _found(self, connection: TrioConnection, texts: Sequence[str], passing: Passing) -> Sequence[Row]:
         """Carry out these, of which the last one is a claim. Where it finds nothing the transaction is ended."""
@@ -116,27 +123,34 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         if connection.info.transaction_status != TransactionStatus.INTRANS:  # such as by a cancel that came late
             await self._roll_back(connection)
             return self._not_committed(CallBroken("a statement of its transaction had failed"), said, rest)
-        if not self._plain(said):
+        looks = not self._plain(said)
+        if looks and (len(said) > 1 or isinstance(said[0][1], MoveToTable | Custom)):
             return await self._one_by_one(connection, said, rest)
         alike: dict[Verb, list[Any]] = {}
         for row, verb in said:
             if not isinstance(verb, PutBack) or verb.count:
                 alike.setdefault(verb, []).append(row[0])
         texts = [self._text(connection, verb, ids) for verb, ids in alike.items()]
-        if stays := self._kept or bool(self._form.texts.guard):
+        if stays := self._kept and trio.current_time() < self._form.careful:
             texts.insert(0, "SAVEPOINT settling")
         self._carried_out, before = 0, len(texts)
-        texts.append("COMMIT")
         done: list[Verdict] = [None] * len(said)
         try:
+            if looks and texts:
+                await results(connection, texts, self._heard)
+                if self._ignored:
+                    return Settled([not_applied(Ignored("it touched no row: a trigger has ignored it"))])
+                texts.clear()
+            texts.append("COMMIT")
             if rest:
                 return Settled(done, await self._committed(connection, texts, rest))
             if then is None or self._form.texts.guard or not self._form.known:  # a claim of its own looks again
                 await results(connection, texts, self._heard)
                 return Settled(done)
             texts += self._claiming(connection, then, self._room)
+            found = await self._found(connection, texts, then)
             self._written = self._kept = False
-            return Settled(done, claimed=await self._found(connection, texts, then))
+            return Settled(done, claimed=found)
         except psycopg.Error as error:
             if connection.closed:
                 raise
@@ -145,6 +159,10 @@ class RowLockPin(PostgresPin[RowLockStatements]):
             await self._roll_back(connection)
             return Settled(done, rest)
         if self._carried_out == before or is_doomed(failure):  # by its COMMIT, or all of it
+            await self._roll_back(connection)
+            return self._not_committed(failure, said, rest)
+        if self._kept and not stays:
+            self._form.careful = trio.current_time() + _CAREFUL
             await self._roll_back(connection)
             return self._not_committed(failure, said, rest)
         if not stays:
@@ -156,6 +174,7 @@ class RowLockPin(PostgresPin[RowLockStatements]):
 
     def _heard(self, command: bytes) -> None:
         self._carried_out += 1
+        self._ignored = command.endswith(b" 0")
         super()._heard(command)
 
     async def _lost_or_said(
@@ -217,9 +236,16 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         if not rest:
             await results(connection, texts, self._heard)
             return []
-        again = bound(connection, self._form.texts.again, {"ids": [row[0] for row in rest], "group": self._form.group})
-        held = {row[0] for row in (await results(connection, [*texts, self._form.begin, again], self._heard))[-1]}
+        values = {"ids": [row[0] for row in rest], "group": self._form.group}
+        again = [self._form.begin, *self._guard(connection), bound(connection, self._form.texts.again, values)]
+        *_, guard, found = await results(connection, [*texts, *again], self._heard)
+        held = {row[0] for row in found} if not self._form.texts.guard or guard == [(True,)] else set[Any]()
         return [row for row in rest if row[0] not in held]
+
+    def _guard(self, connection: TrioConnection) -> list[str]:
+        """What takes the guard of a FIFO group; what stands behind it has a snapshot of its own, so of behind it."""
+        guard = self._form.texts.guard
+        return [bound(connection, guard, {"group": self._form.group})] if guard else []
 
     @staticmethod
     def _not_committed(why: Exception, said: Sequence[Any], rest: Sequence[Row]) -> Settled:
