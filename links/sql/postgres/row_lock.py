@@ -54,7 +54,7 @@ _CAREFUL: Final = 60.0
 class PostgresRowLock(PinnedForm[RowLockStatements]):
     """A queue whose rows are locked."""
 
-    careful = 0.0
+    careful_until = 0.0
     """Until when by trio's clock a settlement is behind a savepoint, where a handler's writes shall stand."""
 
     @property
@@ -77,8 +77,10 @@ class RowLockPin(PostgresPin[RowLockStatements]):
     """Rows of a claim, at most."""
     _carried_out = 0
     """How many statements of a settlement were."""
-    _ignored = False
-    """The last statement touched no row."""
+    _stays = False
+    """They are behind a savepoint."""
+    _touched = 0
+    """How many rows they touched."""
 
     async def _claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
         await self._look_again(connection, now=False)
@@ -123,23 +125,24 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         if connection.info.transaction_status != TransactionStatus.INTRANS:  # such as by a cancel that came late
             await self._roll_back(connection)
             return self._not_committed(CallBroken("a statement of its transaction had failed"), said, rest)
-        looks = not self._plain(said)
-        if looks and (len(said) > 1 or isinstance(said[0][1], MoveToTable | Custom)):
+        if any(isinstance(verb, MoveToTable | Custom) for _, verb in said):
             return await self._one_by_one(connection, said, rest)
         alike: dict[Verb, list[Any]] = {}
         for row, verb in said:
             if not isinstance(verb, PutBack) or verb.count:
                 alike.setdefault(verb, []).append(row[0])
         texts = [self._text(connection, verb, ids) for verb, ids in alike.items()]
-        if stays := self._kept and trio.current_time() < self._form.careful:
+        self._stays = self._kept and trio.current_time() < self._form.careful_until
+        if self._stays:
             texts.insert(0, "SAVEPOINT settling")
-        self._carried_out, before = 0, len(texts)
+        self._carried_out, self._touched, before = 0, 0, len(texts)
         done: list[Verdict] = [None] * len(said)
+        failure: Exception
         try:
-            if looks and texts:
+            if self._form.schema.triggers and alike:
                 await results(connection, texts, self._heard)
-                if self._ignored:
-                    return Settled([not_applied(Ignored("it touched no row: a trigger has ignored it"))])
+                if self._touched != sum(map(len, alike.values())):
+                    raise Ignored("it touched no row: a trigger has ignored it")
                 texts.clear()
             texts.append("COMMIT")
             if rest:
@@ -151,6 +154,8 @@ class RowLockPin(PostgresPin[RowLockStatements]):
             found = await self._found(connection, texts, then)
             self._written = self._kept = False
             return Settled(done, claimed=found)
+        except Ignored as error:
+            failure = error
         except psycopg.Error as error:
             if connection.closed:
                 raise
@@ -158,26 +163,33 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         if self.committed:  # it is what came behind that has failed
             await self._roll_back(connection)
             return Settled(done, rest)
-        if self._carried_out == before or is_doomed(failure):  # by its COMMIT, or all of it
+        if self._carried_out == before and not isinstance(failure, Ignored):  # by its COMMIT
             await self._roll_back(connection)
             return self._not_committed(failure, said, rest)
-        if self._kept and not stays:
-            self._form.careful = trio.current_time() + _CAREFUL
-            await self._roll_back(connection)
-            return self._not_committed(failure, said, rest)
-        if not stays:
-            return await self._lost_or_said(connection, said, rest, failure)
-        await connection.execute(b"ROLLBACK TO SAVEPOINT settling")
-        if len(said) == 1:
+        return await self._not_said(connection, said, rest, failure)
+
+    async def _not_said(
+        self, connection: TrioConnection, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], failure: Exception
+    ) -> Settled:
+        """A verb has failed, and the transaction with it, but for its savepoint."""
+        if isinstance(failure, Ignored) and len(said) == 1:  # nothing has failed
             return Settled([not_applied(failure)])
-        return await self._one_by_one(connection, said, rest)
+        if is_doomed(failure) or (self._kept and not self._stays):
+            if self._kept:
+                self._form.careful_until = trio.current_time() + _CAREFUL
+            await self._roll_back(connection)
+            return self._not_committed(failure, said, rest)
+        if not self._kept:
+            return await self._again(connection, said, rest, failure)
+        await connection.execute(b"ROLLBACK TO SAVEPOINT settling")
+        return Settled([not_applied(failure)])  # what is lent has no batch
 
     def _heard(self, command: bytes) -> None:
         self._carried_out += 1
-        self._ignored = command.endswith(b" 0")
+        self._touched += int(command.rpartition(b" ")[2]) if command[-1:].isdigit() else 0
         super()._heard(command)
 
-    async def _lost_or_said(
+    async def _again(
         self, connection: TrioConnection, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], failure: Exception
     ) -> Settled:
         """A verb has failed, and the transaction with it: lock the rows again, and say each by itself."""
