@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
 
+from links.sql.postgres.trio_connection import TrioConnection
 from settlement.sql import Finish, MoveToTable, PutBack
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import broker_of, open_link, say
@@ -71,3 +72,20 @@ async def test_who_takes_prepared_statements_away_breaks_nothing(database: str) 
             for writer in (life.queues, life.publishing):
                 writer._connection.pgconn.exec_(b"DEALLOCATE ALL")
     assert tables.rows() == []
+
+
+async def test_a_claim_is_not_planned_each_time(database: str) -> None:
+    """Planning reads the ends of an index, dead rows among them: with many of these it costs more than a claim."""
+    tables = PostgresTables(database).create()
+    tables.run("INSERT INTO jobs (payload) SELECT '' FROM generate_series(1, 5000)")
+    tables.run("ANALYZE jobs")
+    tables.run("DELETE FROM jobs WHERE id <= 4000")
+    async with open_link(tables.broker().queue(tables.table())) as link:
+        for _ in range(2 * OFTEN):
+            received = await link.receive(3)
+            assert list(await link.settle([say(each, Finish()) for each in received])) == [None] * 3
+        asked = "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%due AS MAT%'"
+        connection: TrioConnection = cast("Any", link)._writer._connection
+        ((anew, kept),) = await (await connection.execute(asked.encode())).fetchall()
+    assert anew == 5, "as PostgreSQL does for each prepared statement"
+    assert kept > 0
