@@ -48,6 +48,25 @@ venv_extra() {
     echo "$stamp" >"$venv/stamp.$extra"
 }
 
+# venv_beside NAME OTHER has locks/OTHER.txt in .venv/NAME/OTHER, a folder that is on nobody's path: other versions of what
+# is in the environment. False where it cannot be installed.
+
+venv_beside() {
+    local name=$1 other=$2 root venv stamp
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+    venv=$root/.venv/$name
+    stamp="$(cat "$venv/stamp") $(sha256sum <"$root/locks/$other.txt")"
+    [ "$(cat "$venv/stamp.$other" 2>/dev/null)" = "$stamp" ] && return
+    echo "adding $other beside .venv/$name (once) ..." >&2
+    rm -rf "${venv:?}/$other"
+    if ! venv_three_times "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input \
+        --require-hashes --requirement "$root/locks/$other.txt" --target "$venv/$other"; then
+        echo "could not install locks/$other.txt" >&2
+        return 1
+    fi
+    echo "$stamp" >"$venv/stamp.$other"
+}
+
 venv_compiler() {
     venv_can_compile && return
     if [ "$(id -u)" = 0 ] && [ -f /etc/debian_version ] && command -v apt-get >/dev/null; then
