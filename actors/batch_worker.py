@@ -67,8 +67,9 @@ class BatchWorker(Worker):
                 spoiled.append(delivery)
             else:
                 readable.append((received, delivery))
-        if spoiled:
+        if spoiled and not (readable and spoiled[0].received.claim is not None):  # of one claim all is said together
             await self._carry_out(spoiled, wake)
+            spoiled = []
             if self._drain.requested.is_set():  # it began meanwhile
                 await self._give_back([received for received, _ in readable])
                 return
@@ -79,9 +80,10 @@ class BatchWorker(Worker):
         called = await self._call(self._subscription.handler, [delivery for _, delivery in readable], held)
         if called is None:
             await self._give_back(held)  # cancelled, by one lost lease it may be: the others go back at once
+            await self._carry_out(spoiled, wake)
             return
         result, failure = called
-        await self._carry_out(self._endings(held, result, failure), wake)
+        await self._carry_out([*spoiled, *self._endings(held, result, failure)], wake)
 
     def _endings(self, held: list[Received[Any]], result: object, failure: Exception | None) -> list[Answered]:
         """One ending for each element; a failure is answered for those that it is about. Raises as a worker."""
