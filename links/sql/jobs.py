@@ -109,7 +109,10 @@ class Job:
 
 
 class Look(Job):
-    """Look at a queue's table, and at the table that its dead letters shall move to."""
+    """Look at a queue's table, and at the table that its dead letters shall move to.
+
+    `places`: how many claims may be in hand, where each needs a connection of its own.
+    """
 
     def __init__(
         self,
@@ -120,10 +123,11 @@ class Look(Job):
         subscription: str,
         dead_letter: str | None,
         custom: Mapping[str, str],
+        places: int,
         patience: float,
     ) -> None:
         super().__init__(patience)
-        self.table, self.group, self.claim = table, group, claim
+        self.table, self.group, self.claim, self.places = table, group, claim, places
         self.subscription, self.dead_letter, self.custom = subscription, dead_letter, custom
         self.form: Form | None = None
         """What the other jobs of this queue are for; None: not looked yet."""

@@ -163,6 +163,7 @@ class SqlQueue(Source[R]):
                 subscription=subscription,
                 dead_letter=policy.dead_letter_name if moves else None,
                 custom=custom,
+                places=limit // min(size, limit),
                 patience=PATIENCE,
             )
             await life.queues.carry_out(look)

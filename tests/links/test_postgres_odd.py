@@ -13,8 +13,9 @@ import trio
 import links.sql
 from actors import Runtime, Subscription, open_runtime
 from links.errors import LinkRefused
-from links.sql import Lease, SqlBroker, SqlQueue, Table
+from links.sql import AdvisoryLock, Lease, RowLock, SqlBroker, SqlQueue, Table
 from settlement import Ack, Delivery, Outcome, Policy, Retry
+from settlement.sql import ClaimForm
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import until
 
@@ -282,3 +283,30 @@ async def test_a_parent_with_rows_in_its_children_is_refused(database: str) -> N
     with pytest.raises(LinkRefused, match="'billing'"):
         async with serving(tables.broker().queue(table(leased=False)), Once()):
             raise AssertionError
+
+
+@pytest.mark.parametrize("claim", [RowLock(), AdvisoryLock("{id}"), Lease(9.0)], ids=["row lock", "advisory", "lease"])
+async def test_more_places_than_connections_are_refused(claim: ClaimForm, database: str, role: str) -> None:
+    """S-12.6: named with the numbers, at start-up; one less is enough, and a lease needs one for all."""
+    leased = isinstance(claim, Lease)
+    tables = PostgresTables(database, leased=leased).create()
+    tables.run(f"GRANT SELECT, INSERT, UPDATE, DELETE ON jobs TO {role}")
+    tables.run(f"ALTER ROLE {role} CONNECTION LIMIT 4")
+    tables.add(b"a")
+    mine = PostgresTables(database.replace("postgres@", f"{role}@"), leased=leased)
+
+    async def attached(places: int) -> None:
+        queue = mine.broker().queue(mine.table(), claim=claim)
+        async with queue.broker.connect(), queue.attach("billing", lambda *_: None, 5.0, limit=places) as link:
+            with trio.fail_after(10):
+                assert len(await link.receive(places)) == 1
+
+    await attached(3)
+    if leased:
+        await attached(40)
+    else:
+        with pytest.raises(
+            LinkRefused, match=r"'billing', table 'jobs': each of 4 places .*this user 4 .*lower"
+        ):
+            await attached(4)
+    assert len(tables.rows()) == 1

@@ -12,7 +12,7 @@ from typing import Any, Final
 from links.errors import LinkRefused
 from links.sql.postgres.trio_connection import TrioConnection
 
-__all__ = ["as_before", "begin", "is_pooled"]
+__all__ = ["as_before", "begin", "check_room", "is_pooled"]
 
 _SETTINGS: Final = {
     "DateStyle": "ISO",
@@ -66,6 +66,33 @@ async def begin(connection: TrioConnection, where: str) -> None:
                 f"it; say ALTER ROLE … SET {name} = '{value}' and have the pooler connect anew, or name the server "
                 "itself in the URL"
             )
+
+
+_ROOM: Final = """SELECT least(
+    current_setting('max_connections')::int - CASE WHEN r.rolsuper THEN 0 ELSE
+        current_setting('superuser_reserved_connections')::int
+        + coalesce(nullif(current_setting('reserved_connections', true), '')::int, 0) END,
+    CASE WHEN r.rolsuper OR r.rolconnlimit < 0 THEN NULL ELSE r.rolconnlimit END,
+    CASE WHEN r.rolsuper OR d.datconnlimit < 0 THEN NULL ELSE d.datconnlimit END)
+    FROM pg_catalog.pg_roles r, pg_catalog.pg_database d
+    WHERE r.rolname = current_user AND d.datname = current_database()"""
+"""https://www.postgresql.org/docs/current/runtime-config-connection.html; a limit of -1 is none."""
+
+
+async def check_room(connection: TrioConnection, places: int, where: str) -> None:
+    """Raise `LinkRefused` where the server never lets this user have a connection for each place; and `psycopg.Error`.
+
+    One more is for what is looked at. A pooler's own limits are not known. Cancellation: nothing was done.
+    """
+    if connection.pooled:
+        return
+    (room,) = await _row(connection, _ROOM)
+    if places + 1 > room:
+        raise LinkRefused(
+            f"{where}: each of {places} places holds a connection of its own, one more looks at the table, and the "
+            f"server allows this user {room} (max_connections less those that are reserved, or a limit of the role or "
+            "the database); lower the concurrency, raise that limit, or use a lease, which needs one connection for all"
+        )
 
 
 def _serves(given: str, wanted: str) -> bool:

@@ -29,6 +29,7 @@ from links.sql.postgres.notify import Notify
 from links.sql.postgres.pin import Connect
 from links.sql.postgres.purge import purge
 from links.sql.postgres.row_lock import PostgresRowLock
+from links.sql.postgres.session import check_room
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Row, Token
 from links.sql.table import Table
@@ -96,21 +97,19 @@ class _Look(_Whole[Look]):
     async def work(self, connection: TrioConnection) -> None:
         job = self.job
         asked = job.table, job.group, job.claim
-        names: dict[str, Any] = {
-            "subscription": job.subscription,
-            "dead_letter": job.dead_letter,
-            "custom": job.custom,
-            "connect": self._connect,
-        }
+        if not isinstance(job.claim, Lease):
+            where = f"subscription {job.subscription!r}, table {job.table.name!r}"
+            await check_room(connection, job.places, where)
+        names: dict[str, Any] = {"subscription": job.subscription, "dead_letter": job.dead_letter, "custom": job.custom}
         form: PostgresLease | PostgresRowLock | PostgresAdvisory
         match job.claim:
             case Lease():
-                form = PostgresLease(*asked, **names)
+                form = PostgresLease(*asked, connect=self._connect, **names)
             case RowLock():
-                form = PostgresRowLock(*asked, **names)
+                form = PostgresRowLock(*asked, connect=self._connect, **names)
             case AdvisoryLock():
                 (await self._session()).finish()  # refused now, behind a pooler
-                form = PostgresAdvisory(*asked, **{**names, "connect": self._session})
+                form = PostgresAdvisory(*asked, connect=self._session, **names)
         await form.look(connection)
         job.form = form
 
