@@ -305,8 +305,6 @@ async def test_more_places_than_connections_are_refused(claim: ClaimForm, databa
     if leased:
         await attached(40)
     else:
-        with pytest.raises(
-            LinkRefused, match=r"'billing', table 'jobs': each of 4 places .*this user 4 .*lower"
-        ):
+        with pytest.raises(LinkRefused, match=r"'billing', table 'jobs': each of 4 places .*this user 4 .*lower"):
             await attached(4)
     assert len(tables.rows()) == 1

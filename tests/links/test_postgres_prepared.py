@@ -7,10 +7,13 @@ from typing import Any, cast
 import attrs
 import pytest
 
+import links.sql
+from actors import Subscription, open_runtime
 from links.sql.postgres.trio_connection import TrioConnection
+from settlement import Delivery
 from settlement.sql import Finish, MoveToTable, PutBack
 from tests.links.postgres_tables import PostgresTables
-from tests.links.sqlite_kit import broker_of, open_link, say
+from tests.links.sqlite_kit import broker_of, open_link, say, until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.servers]
 
@@ -89,3 +92,49 @@ async def test_a_claim_is_not_planned_each_time(database: str) -> None:
         ((anew, kept),) = await (await connection.execute(asked.encode())).fetchall()
     assert anew == 5, "as PostgreSQL does for each prepared statement"
     assert kept > 0
+
+
+async def test_a_claim_of_a_row_lock_is_prepared_too(database: str) -> None:
+    """By hand, for it travels in a string with others: it is planned once, and found again when a handler lost it."""
+    tables = PostgresTables(database, leased=False).create()
+    calls: list[bytes] = []
+    plans: list[Any] = []
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        calls.append(delivery.body)
+        async with links.sql.transaction(delivery) as connection:
+            asked = "SELECT sum(custom_plans), sum(generic_plans) FROM pg_prepared_statements"
+            plans.append(await (await connection.execute(asked)).fetchone())
+            if len(calls) % 20 == 0:
+                await connection.execute("DEALLOCATE ALL")
+
+    async with open_runtime(Subscription(tables.broker().queue(tables.table()), handler, name="jobs")) as runtime:
+        for number in range(50):
+            tables.add(b"%d" % number)
+            await until(lambda: runtime.ledger("jobs").acked == len(calls) == number + 1)  # noqa: B023 -- called now
+            if number == 35:
+                tables.run("ALTER TABLE jobs ALTER lane TYPE varchar(9)")
+    assert calls == [b"%d" % number for number in range(50)]
+    assert tables.rows() == []
+    assert max(anew for anew, _ in plans) == 5
+    assert max(kept for _, kept in plans) > 5
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_a_prepared_claim_is_that_of_its_values(grouped: bool, database: str) -> None:
+    """The group and the rows that are passed over are bound: a quote, a percent sign and a dollar among them."""
+    tables = PostgresTables(database, leased=False, grouped=grouped).create()
+    group = """it's 100 %(room)s of $1 \\ "x" """ if grouped else None
+    queue = tables.broker().queue(tables.table(), group=group)
+    for number in range(6):
+        tables.add(b"%d" % number)
+    if grouped:
+        tables.run("UPDATE jobs SET grp = %s", group)
+    seen: list[bytes] = []
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        seen.append(delivery.body)
+
+    async with open_runtime(Subscription(queue, handler, name="jobs")) as runtime:
+        await until(lambda: runtime.ledger("jobs").acked == 6)
+    assert seen == [b"%d" % number for number in range(6)]

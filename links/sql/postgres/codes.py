@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import psycopg
 
-__all__ = ["BINDING", "is_again", "is_doomed", "is_of_the_row", "is_refusal", "is_reshaped", "is_weather"]
+__all__ = [
+    "BINDING",
+    "is_again",
+    "is_doomed",
+    "is_of_the_row",
+    "is_refusal",
+    "is_reshaped",
+    "is_unprepared",
+    "is_weather",
+]
 
 BINDING = (psycopg.Error, ValueError, OverflowError)
 """What a statement and the binding of its values raise: lone surrogates are a `ValueError`, and nothing was sent."""
@@ -52,6 +61,11 @@ def is_doomed(error: BaseException | None) -> bool:
 def is_reshaped(error: BaseException) -> bool:
     """Is the table perhaps no longer what it was? It is looked at again then."""
     return getattr(error, "sqlstate", None) in _RESHAPED
+
+
+def is_unprepared(error: BaseException) -> bool:
+    """Has somebody taken away what was prepared in this session?"""
+    return getattr(error, "sqlstate", None) == "26000"
 
 
 def is_weather(error: BaseException) -> bool:

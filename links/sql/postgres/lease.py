@@ -19,7 +19,7 @@ from links.sql.postgres.codes import is_of_the_row, is_reshaped
 from links.sql.postgres.lender import PostgresLender
 from links.sql.postgres.looked import Ignored, Looked
 from links.sql.postgres.pin import Connect
-from links.sql.postgres.statements import LeaseStatements
+from links.sql.postgres.statements import LeaseStatements, limited
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.postgres.values import array
 from links.sql.rows import Row, Token
@@ -63,7 +63,7 @@ class PostgresLease(Looked[LeaseStatements]):
                 found = await self._one_by_one(connection, values, passing)
             else:
                 try:
-                    found = await self._found(connection, _limited(self.texts.claim, wanted), values)
+                    found = await self._found(connection, limited(self.texts.claim, wanted), values)
                 except psycopg.Error as error:
                     if connection.closed or not (is_of_the_row(error) or is_reshaped(error)):
                         raise
@@ -155,7 +155,7 @@ class PostgresLease(Looked[LeaseStatements]):
                 said = await connection.execute(text.encode(), values)
                 if self.texts.guard:
                     guard = await connection.execute(self.texts.guard.encode(), wanted)
-                claimed = await connection.execute(_limited(self.texts.claim, room).encode(), wanted)
+                claimed = await connection.execute(limited(self.texts.claim, room).encode(), wanted)
         except psycopg.Error as error:
             if error.pgresult is None:  # it failed here, and what was sent by then may have been carried out
                 connection.finish()
@@ -243,10 +243,3 @@ class PostgresLease(Looked[LeaseStatements]):
     def _so(rows: Sequence[tuple[Any, ...]]) -> set[int]:
         """The places of those that have become what was written."""
         return {row[0] - 1 for row in rows if all(row[1:])}
-
-
-def _limited(claim: str, room: int) -> str:
-    """A claim of so many rows. Where the number is bound the server takes it for a tenth of the table, and plans anew
-    for each claim, which in a table with many dead rows costs more than the claim.
-    """
-    return claim.replace("%(room)s", str(room))

@@ -29,7 +29,7 @@ from links.errors import (
 )
 from links.sql.jobs import Passing
 from links.sql.pin import Settled
-from links.sql.postgres.codes import is_again, is_reshaped
+from links.sql.postgres.codes import is_again, is_reshaped, is_unprepared
 from links.sql.postgres.held_statements import HeldStatements
 from links.sql.postgres.lent import LentConnection
 from links.sql.postgres.looked import Ignored, Looked
@@ -106,7 +106,7 @@ class PostgresPin(Generic[T]):
                         raise ConnectionBroken(first_line(error)) from error
                     failure = error
                 await self._end(connection)
-                if not is_again(failure):
+                if not (is_again(failure) or is_unprepared(failure)):
                     break
         except LinkError:
             raise

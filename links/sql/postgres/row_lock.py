@@ -34,10 +34,12 @@ from links.errors import CallBroken, LeaseLost
 from links.sql.dialect import Writer
 from links.sql.jobs import Passing
 from links.sql.pin import Settled
-from links.sql.postgres.codes import is_again, is_doomed
+from links.sql.postgres.codes import is_again, is_doomed, is_reshaped, is_unprepared
 from links.sql.postgres.held_statements import RowLockStatements
 from links.sql.postgres.looked import Ignored
 from links.sql.postgres.pin import PinnedForm, PostgresPin, first_line, not_applied
+from links.sql.postgres.prepared import Prepared
+from links.sql.postgres.statements import limited
 from links.sql.postgres.strings import bound, results
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.rows import Row
@@ -73,6 +75,7 @@ class RowLockPin(PostgresPin[RowLockStatements]):
     """One connection, and the rows that it has locked."""
 
     _form: PostgresRowLock
+    _prepared: Prepared | None = None
     _room = 1
     """Rows of a claim, at most."""
     _carried_out = 0
@@ -85,6 +88,17 @@ class RowLockPin(PostgresPin[RowLockStatements]):
     async def _claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
         await self._look_again(connection, now=False)
         self._written, self._kept, self._room = False, False, room
+        if self._prepared is None or self._prepared.connection is not connection:
+            self._prepared = Prepared(connection)
+        try:
+            await self._prepared.prepare(limited(self._form.texts.claim, room))
+            return await self._claim_now(connection, passing, room)
+        except psycopg.Error as error:
+            if is_unprepared(error) or is_reshaped(error):
+                self._prepared.forget()
+            raise
+
+    async def _claim_now(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
         texts = self._claiming(connection, passing, room)
         if self._form.texts.guard:
             return await self._head(connection, texts, passing)
@@ -104,8 +118,10 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         return []
 
     def _claiming(self, connection: TrioConnection, passing: Passing, room: int) -> list[str]:
-        values = {"group": self._form.group, "over": [*passing.over], "room": room}
-        return [self._form.begin, *self._guard(connection), bound(connection, self._form.texts.claim, values)]
+        values = {"group": self._form.group, "over": [*passing.over]}
+        text = limited(self._form.texts.claim, room)
+        claim = self._prepared.said(text, values) if self._prepared else bound(connection, text, values)
+        return [self._form.begin, *self._guard(connection), claim]
 
     async def _found(self, connection: TrioConnection, texts: Sequence[str], passing: Passing) -> Sequence[Row]:
         """Carry out these, of which the last one is a claim. Where it finds nothing the transaction is ended."""
