@@ -64,7 +64,10 @@ class Pin(Protocol):
         ...
 
     async def lend(self) -> Any:
-        """The connection as a handler may have it, within the claim: the driver's own, which ends no transaction."""
+        """The connection as a handler may have it, within the claim: it ends no transaction.
+
+        Raises `ValueError` where this link may have none, `CallBroken` where there is none to be had.
+        """
         ...
 
     def take_back(self) -> None:
@@ -94,6 +97,9 @@ class Pin(Protocol):
 class PinForm(Form, Protocol):
     """A queue of which each claim that is in hand has a connection of its own."""
 
-    def pin(self, writer: Writer) -> Pin:
-        """A new one, not connected yet; `writer`: for jobs, where it has no connection of its own."""
+    def pin(self, writer: Writer, limit: int) -> Pin:
+        """A new one, not connected yet; `writer`: for jobs, where it has no connection of its own.
+
+        `limit`: how many rows the link may have in hand, by all of its claims.
+        """
         ...

@@ -67,7 +67,7 @@ class PinnedLink(Link[R]):
         self._over = over
         self.subscription, self.goodbye = subscription, goodbye
         self.size = min(size, limit)
-        self._slots = [Slot(self, form.pin(writer)) for _ in range(limit // self.size)]
+        self._slots = [Slot(self, form.pin(writer, limit)) for _ in range(limit // self.size)]
         self._at: dict[Received[R], Slot] = {}
         """Where each row in hand is."""
         self._ready: deque[Received[R]] = deque()

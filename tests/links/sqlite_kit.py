@@ -24,7 +24,9 @@ from settlement import Policy
 from settlement.ledger import Line
 from settlement.plans import Plan
 from settlement.policy import Ending
-from settlement.sql import Finish, Verb
+from settlement.sql import AdvisoryLock, ClaimForm, Finish, Verb
+
+KEY = AdvisoryLock("order-{lane}")
 
 TIMES = ("REAL", "INTEGER", "TEXT")
 """The declared types that hold a time."""
@@ -104,6 +106,18 @@ class Database:
     def broker(self, poll_interval: float = 0.05) -> SqlBroker:
         return SqlBroker(f"sqlite:///{self.path}", poll_interval=poll_interval)
 
+    def queue(
+        self,
+        claim: ClaimForm | None = None,
+        group: str | None = None,
+        *,
+        table: Table[Any] | None = None,
+        limit: int | None = None,
+        poll: float = 0.05,
+    ) -> SqlQueue[Any]:
+        """On a broker of its own."""
+        return self.broker(poll).queue(table or self.table(), claim=claim, group=group, limit=limit)
+
     def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.path, timeout=5.0, isolation_level=None)) as connection:
             return connection.execute(statement, values).fetchall()
@@ -125,6 +139,27 @@ class Database:
     def row(self, table: str = "jobs") -> dict[str, Any]:
         (row,) = self.rows(table)
         return row
+
+
+@attrs.define
+class Unleased(Database):
+    """Its tables have no locked_until, so they are for advisory locks: by `KEY`, the default."""
+
+    def create(self) -> Unleased:
+        super().create()
+        for name in ("jobs", "dead"):
+            self.run(f"ALTER TABLE {name} DROP COLUMN locked_until")
+        return self
+
+    def table(self, name: str = "jobs", **roles: Any) -> Table[bytes]:
+        return super().table(name, locked_until=None, **roles)
+
+    def put(self, lane: object, *payloads: bytes) -> None:
+        for payload in payloads:
+            self.run("INSERT INTO jobs (payload, lane) VALUES (?, ?)", payload, lane)
+
+    def queue(self, claim: ClaimForm | None = KEY, group: str | None = None, **how: Any) -> SqlQueue[Any]:
+        return super().queue(claim, group, **how)
 
 
 class Foreigner:

@@ -63,7 +63,7 @@ class Server:
             self.rows.remove(row)
         return [(row, None, 2, b"%d" % row, None, None) for row in found]
 
-    def pin(self, writer: object) -> FakePin:  # noqa: ARG002 -- it has its own
+    def pin(self, writer: object, limit: int) -> FakePin:  # noqa: ARG002 -- it has its own
         self.pins.append(FakePin(self))
         return self.pins[-1]
 

@@ -14,11 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import trio
 
-import links.sql
 from actors import BatchSubscription, Subscription, open_runtime
 from links.abc import Link, Received
 from links.errors import LeaseLost, LinkRefused
@@ -26,33 +24,11 @@ from links.sql import AdvisoryLock, SqlBroker, SqlQueue, Table
 from links.sql.sqlite.keys import Ring
 from settlement import Ack, Delivery, Drop, Outcome, Policy, Retry, RetryAfter
 from settlement.policy import DeadLetter, Ending
-from tests.links.sqlite_kit import Database, Gate, bodies, nothing_lost, order, until
+from tests.links.sqlite_kit import KEY, Gate, Unleased, bodies, nothing_lost, order, until
 
 pytestmark = pytest.mark.sqlite
 
-KEY = AdvisoryLock("order-{lane}")
 CAPPED = Policy(max_attempts=1, dead_letter="dead")
-
-
-@attrs.define
-class Unleased(Database):
-    """Its tables have no locked_until."""
-
-    def create(self) -> Unleased:
-        super().create()
-        for name in ("jobs", "dead"):
-            self.run(f"ALTER TABLE {name} DROP COLUMN locked_until")
-        return self
-
-    def table(self, name: str = "jobs", **roles: Any) -> Table[bytes]:
-        return super().table(name, locked_until=None, **roles)
-
-    def put(self, lane: object, *payloads: bytes) -> None:
-        for payload in payloads:
-            self.run("INSERT INTO jobs (payload, lane) VALUES (?, ?)", payload, lane)
-
-    def queue(self, key: AdvisoryLock = KEY, group: str | None = None, poll: float = 0.05) -> SqlQueue[bytes]:
-        return self.broker(poll).queue(self.table(), group=group, claim=key)
 
 
 @pytest.fixture
@@ -509,20 +485,10 @@ async def test_row_mode(database: Unleased) -> None:
     database.put("a", b"1")
     before = database.row()
     table = Table("jobs", id="id", attempt="attempt")
-    queue = database.broker().queue(table, claim=KEY)
+    queue = database.queue(table=table)
     async with linked(queue, limit=1) as link:
         (received,) = await some(link, 1)
         assert received.delivery.message == before
-
-
-async def test_there_is_no_transaction(database: Unleased) -> None:
-    """Refused by name, with the way out."""
-    database.put("a", b"1")
-    async with linked(database.queue(), limit=1) as link:
-        (received,) = await some(link, 1)
-        with pytest.raises(ValueError, match=r"table 'jobs': .*no transaction; use Lease\(seconds\)"):
-            async with links.sql.transaction(received.delivery):
-                pass
 
 
 async def test_through_the_runtime_no_key_is_twice_in_work(database: Unleased) -> None:

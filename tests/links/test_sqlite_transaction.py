@@ -17,22 +17,42 @@ from links.errors import CallBroken, LeaseLost, PublishNotAccepted, TransactionH
 from links.sql import Lease, transaction
 from links.sql.sqlite.connection import SqliteConnection
 from settlement import Ack, DeadLetter, Delivery, Drop, Ledger, Outcome, Policy, Retry, RetryAfter
-from tests.links.sqlite_kit import Database, Foreigner, Gate, finish, open_link, until
+from settlement.sql import ClaimForm
+from tests.links.sqlite_kit import KEY, Database, Foreigner, Gate, Unleased, broker_of, finish, open_link, until
 
 Handler = Callable[[Delivery[Any]], Awaitable[Outcome | None]]
 NOTE = "INSERT INTO notes VALUES (?)"
 
 
+@pytest.fixture(params=[Database, Unleased], ids=["lease", "advisory"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Database]:
+    """Makes the database of a form: with one row, and with notes for the handlers."""
+
+    def made(**shape: Any) -> Database:
+        database: Database = request.param(tmp_path / "jobs.db", **shape).create()
+        database.run("CREATE TABLE notes (body BLOB)")
+        database.add(b"a", group="jobs" if database.grouped else None)
+        return database
+
+    return made
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Database:
-    database = Database(tmp_path / "jobs.db").create()
-    database.run("CREATE TABLE notes (body BLOB)")
-    database.add(b"a")
-    return database
+def database(make: Callable[..., Database]) -> Database:
+    return make()
+
+
+LEASED = pytest.mark.parametrize("make", [Database], indirect=True, ids=["lease"])
+"""Of leases alone."""
 
 
 def notes(database: Database) -> list[bytes]:
     return [row[0] for row in database.run("SELECT body FROM notes ORDER BY body")]
+
+
+def short(database: Database) -> ClaimForm:
+    """A claim that does not keep the test waiting when nobody works on it any more."""
+    return KEY if isinstance(database, Unleased) else Lease(0.8)
 
 
 async def write(delivery: Delivery[Any]) -> None:
@@ -42,8 +62,7 @@ async def write(delivery: Delivery[Any]) -> None:
 
 async def handled(database: Database, handler: Handler, policy: Policy = Policy(), **how: Any) -> Ledger:
     """Run until the row has had one outcome; the ledger."""
-    source = database.broker().queue(database.table())
-    async with open_runtime(Subscription(source, handler, policy=policy, **how), grace=0.3) as runtime:
+    async with open_runtime(Subscription(database.queue(), handler, policy=policy, **how), grace=0.3) as runtime:
         with trio.fail_after(15):
             while (ledger := runtime.ledger("jobs")).received - ledger.in_hand < 1:  # noqa: ASYNC110
                 await trio.sleep(0.01)
@@ -51,11 +70,9 @@ async def handled(database: Database, handler: Handler, policy: Policy = Policy(
 
 
 @pytest.mark.parametrize("marks", [False, True])
-async def test_what_is_written_commits_with_the_ack(tmp_path: Path, *, marks: bool) -> None:
+async def test_what_is_written_commits_with_the_ack(make: Callable[..., Database], *, marks: bool) -> None:
     """K-96, S-8.1: nobody sees it before the outcome; rows come back as `sqlite3` gives them."""
-    database = Database(tmp_path / "jobs.db", marks=marks).create()
-    database.run("CREATE TABLE notes (body BLOB)")
-    database.add(b"a")
+    database = make(marks=marks)
 
     async def handler(delivery: Delivery[bytes]) -> None:
         async with transaction(delivery) as connection:
@@ -93,17 +110,17 @@ async def test_any_other_outcome_undoes_it_first(database: Database, outcome: An
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["to_a_table", "to_a_group"])
-async def test_what_is_moved_to_the_dead_letter_has_written_nothing(tmp_path: Path, *, grouped: bool) -> None:
+async def test_what_is_moved_to_the_dead_letter_has_written_nothing(
+    make: Callable[..., Database], *, grouped: bool
+) -> None:
     """K-96, S-4.6: the cap moves the row, and the writes are gone."""
-    database = Database(tmp_path / "jobs.db", grouped=grouped).create()
-    database.run("CREATE TABLE notes (body BLOB)")
-    database.add(b"a", group="jobs" if grouped else None)
+    database = make(grouped=grouped)
 
     async def handler(delivery: Delivery[bytes]) -> Outcome:
         await write(delivery)
         return Retry()
 
-    source = database.broker().queue(database.table(), group="jobs" if grouped else None)
+    source = database.queue(group="jobs" if grouped else None)
     policy = Policy(max_attempts=1, dead_letter="dead")
     async with open_runtime(Subscription(source, handler, policy=policy), grace=0.3) as runtime:
         await until(lambda: runtime.ledger("jobs").dead_lettered, 15)
@@ -113,14 +130,14 @@ async def test_what_is_moved_to_the_dead_letter_has_written_nothing(tmp_path: Pa
 
 async def test_a_letter_before_the_verb_does_not_wait_for_the_handlers_transaction(database: Database) -> None:
     """S-8.2: a publisher as dead letter, in the same file: the writes are undone before it publishes."""
-    broker = database.broker()
+    source = database.queue()
 
     async def handler(delivery: Delivery[bytes]) -> Outcome:
         await write(delivery)
         raise ValueError("no")
 
-    policy = Policy(max_attempts=9, dead_letter=broker.publisher(database.table("dead")), on_error=DeadLetter())
-    source = broker.queue(database.table())
+    dead = broker_of(source).publisher(database.table("dead"))
+    policy = Policy(max_attempts=9, dead_letter=dead, on_error=DeadLetter())
     async with open_runtime(Subscription(source, handler, policy=policy), grace=0.3) as runtime:
         await until(lambda: runtime.ledger("jobs").dead_lettered, 8)
     assert (notes(database), database.rows()) == ([], [])
@@ -139,15 +156,14 @@ async def test_a_statement_that_runs_for_long_is_interrupted(database: Database,
             begun.set()
             await connection.execute(endless)
 
-    source = database.broker().queue(database.table())
-    told = Subscription(source, handler, policy=Policy(on_error=Drop()), within=within)
+    told = Subscription(database.queue(), handler, policy=Policy(on_error=Drop()), within=within)
     with trio.fail_after(15):
         async with open_runtime(told, grace=0.1) as runtime:
             await begun.wait()
             if within is not None:
                 await until(lambda: runtime.ledger("jobs").dropped, 10)
     assert notes(database) == []
-    assert [(row["attempt"], row["locked_until"]) for row in database.rows()] == ([] if within else [(2, None)])
+    assert [(row["attempt"], row.get("locked_until")) for row in database.rows()] == ([] if within else [(2, None)])
 
 
 async def test_a_handler_cannot_end_it(database: Database) -> None:
@@ -198,9 +214,10 @@ async def test_what_an_error_has_rolled_back_is_not_acked(database: Database) ->
     assert (notes(database), len(database.rows())) == ([], 1)
 
 
-# --- the lease
+# --- the claim
 
 
+@LEASED
 async def test_the_lease_rests_while_the_transaction_is_open(database: Database) -> None:
     """DESIGN 6: a handler of several lease lengths is not cancelled, and nothing is written to its row meanwhile."""
 
@@ -213,13 +230,13 @@ async def test_the_lease_rests_while_the_transaction_is_open(database: Database)
                 await trio.sleep(0.05)
         assert database.row() == before
 
-    queue = database.broker().queue(database.table(), claim=Lease(0.6))
-    async with open_runtime(Subscription(queue, handler), grace=0.3) as runtime:
+    async with open_runtime(Subscription(database.queue(Lease(0.6)), handler), grace=0.3) as runtime:
         await until(lambda: runtime.ledger("jobs").acked, 15)
         assert runtime.ledger("jobs").received == 1
     assert (notes(database), database.rows()) == ([b"a"], [])
 
 
+@LEASED
 async def test_it_begins_behind_an_extension_that_is_under_way(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +247,7 @@ async def test_it_begins_behind_an_extension_that_is_under_way(
         await write(delivery)
         written.set()
 
-    async with open_link(database.broker().queue(database.table())) as link, trio.open_nursery() as nursery:
+    async with open_link(database.queue()) as link, trio.open_nursery() as nursery:
         (received,) = await link.receive(1)
         gate.shut()
         nursery.start_soon(link.extend, [received])
@@ -246,9 +263,9 @@ async def test_it_begins_behind_an_extension_that_is_under_way(
     assert (notes(database), database.rows()) == ([b"a"], [])
 
 
-async def test_a_lease_that_was_lost_before_it_began_is_found_out_by_the_ack(database: Database) -> None:
+async def test_a_claim_that_was_lost_before_it_began_is_found_out_by_the_ack(database: Database) -> None:
     """S-8.3: 0 rows were touched: everything is rolled back, the row is as somebody else has left it."""
-    async with open_link(database.broker().queue(database.table())) as link:
+    async with open_link(database.queue()) as link:
         (received,) = await link.receive(1)
         database.run("UPDATE jobs SET attempt = 9")
         await write(received.delivery)
@@ -261,10 +278,9 @@ async def test_a_lease_that_was_lost_before_it_began_is_found_out_by_the_ack(dat
     "trigger", ["SELECT RAISE(IGNORE)", "SELECT RAISE(ABORT, 'closed')", "SELECT RAISE(ROLLBACK, 'closed')"]
 )
 async def test_an_ack_that_the_table_refuses_gives_the_file_free(database: Database, trigger: str) -> None:
-    """DESIGN 6: it does not keep everybody waiting; the row comes back when its lease ends, and both are done then."""
+    """DESIGN 6, S-3.3: it keeps nobody waiting; the row comes back when its lease ends, or after a second."""
     database.run(f"CREATE TRIGGER no BEFORE DELETE ON jobs BEGIN {trigger}; END")
-    queue = database.broker().queue(database.table(), claim=Lease(0.6))
-    async with open_runtime(Subscription(queue, write), grace=0.3) as runtime:
+    async with open_runtime(Subscription(database.queue(short(database)), write), grace=0.3) as runtime:
         await until(lambda: runtime.ledger("jobs").superseded, 15)
         assert notes(database) == []
         database.run("DROP TRIGGER no")
@@ -286,7 +302,7 @@ async def test_where_more_are_in_hand_there_is_none(database: Database, concurre
         except ValueError as error:
             errors.append(error)
 
-    queue = database.broker().queue(database.table(), limit=limit)
+    queue = database.queue(limit=limit)
     async with open_runtime(Subscription(queue, handler, concurrency=concurrency)) as runtime:
         await until(lambda: runtime.ledger("jobs").acked, 15)
     assert "here 2 may be; give its subscription concurrency=1" in str(errors[0])
@@ -302,10 +318,10 @@ async def test_a_batch_of_more_than_one_has_none(database: Database) -> None:
         except ValueError as error:
             errors.append(error)
 
-    queue = database.broker().queue(database.table())
-    async with open_runtime(BatchSubscription(queue, handler, size=3, wait=0.1)) as runtime:
+    async with open_runtime(BatchSubscription(database.queue(), handler, size=3, wait=0.1)) as runtime:
         await until(lambda: runtime.ledger("jobs").acked, 15)
-    assert "here 3 may be" in str(errors[0])
+    why = "the rows of a batch share one transaction" if isinstance(database, Unleased) else "here 3 may be"
+    assert why in str(errors[0])
 
 
 async def test_one_after_the_other_has_one(database: Database) -> None:
@@ -319,15 +335,15 @@ async def test_one_after_the_other_has_one(database: Database) -> None:
             await connection.execute("CREATE TEMP TABLE mine (a)")
             await connection.execute(NOTE, [delivery.body])
 
-    async with open_runtime(Subscription(database.broker().queue(database.table()), handler)) as runtime:
+    async with open_runtime(Subscription(database.queue(), handler)) as runtime:
         await until(lambda: runtime.ledger("jobs").acked == 3, 15)
     assert (notes(database), found) == ([b"a", b"b", b"c"], [(0,)] * 3)
 
 
 async def test_a_publish_of_the_handlers_own_would_wait_for_itself(database: Database) -> None:
     """DESIGN 6: it is refused at once, in the block and behind it; another task's waits until it is over."""
-    broker = database.broker()
-    publisher = broker.publisher(database.table("dead"))
+    source = database.queue()
+    publisher = broker_of(source).publisher(database.table("dead"))
     refused: list[Exception] = []
     locked = trio.Event()
 
@@ -345,7 +361,6 @@ async def test_a_publish_of_the_handlers_own_would_wait_for_itself(database: Dat
             await publisher.publish(b"within")
         return why.value
 
-    source = broker.queue(database.table())
     async with open_runtime(Subscription(source, handler)) as runtime:
         await locked.wait()
         await publisher.publish(b"beside")
@@ -358,7 +373,7 @@ async def test_a_publish_of_the_handlers_own_would_wait_for_itself(database: Dat
 async def test_a_file_that_others_keep_locked_is_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-8.5: after the patience a clear error, which the policy answers; the lease is as it was."""
     monkeypatch.setattr("links.sql.sqlite.lender.PATIENCE", 0.5)
-    async with open_link(database.broker().queue(database.table())) as link:
+    async with open_link(database.queue()) as link:
         (received,) = await link.receive(1)
         with (
             Foreigner(database),
@@ -369,6 +384,37 @@ async def test_a_file_that_others_keep_locked_is_told(database: Database, monkey
         await write(received.delivery)
         assert list(await link.settle(finish([received]))) == [None]
     assert notes(database) == [b"a"]
+
+
+async def test_one_that_is_let_go_while_it_begins_keeps_nothing_locked(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-8.4: who waits for it gets none, and the file is free for others."""
+    tries = 0
+    really = SqliteConnection.open
+
+    def opening(connection: SqliteConnection) -> None:
+        nonlocal tries
+        tries += 1
+        really(connection)
+
+    async def refused(delivery: Delivery[Any]) -> None:
+        with pytest.raises((TransactionHeld, CallBroken)):
+            await write(delivery)
+        await trio.to_thread.run_sync(database.run, "UPDATE jobs SET lane = 'free'")
+
+    async with open_link(database.queue()) as link:
+        (received,) = await link.receive(1)
+        monkeypatch.setattr(SqliteConnection, "open", opening)
+        link.stop()
+        with trio.fail_after(15):
+            async with trio.open_nursery() as nursery:
+                with Foreigner(database):
+                    nursery.start_soon(refused, received.delivery)
+                    await until(lambda: tries)
+                    link.forget(received)
+            await until(lambda: database.row()["attempt"] == 1)
+    assert notes(database) == []
 
 
 async def test_no_connection_outlives_its_delivery(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,8 +438,7 @@ async def test_no_connection_outlives_its_delivery(database: Database, monkeypat
         return Retry() if calls == 1 else Ack()
 
     database.add(b"b")
-    source = database.broker().queue(database.table())
-    async with open_runtime(Subscription(source, handler), grace=0.1):
+    async with open_runtime(Subscription(database.queue(), handler), grace=0.1):
         await until(lambda: calls == 3, 15)
     assert len(opened) == 3
     await until(lambda: all(each._connection is None for each in opened))
@@ -425,13 +470,13 @@ async def test_every_row_is_handled_and_written_once_whatever_is_cancelled(datab
 
     cancelled = 0
     for _ in range(20):
-        queue = database.broker().queue(database.table(), claim=Lease(0.8))
+        queue = database.queue(short(database))
         with trio.move_on_after(dice.uniform(0.05, 0.4)) as scope:  # cancelled amid anything
             async with open_runtime(Subscription(queue, handler, policy=Policy(on_error=Retry())), goodbye=2.0):
                 await trio.sleep_forever()
         cancelled += scope.cancelled_caught
         assert both() == bodies
-    queue = database.broker().queue(database.table(), claim=Lease(0.8))
+    queue = database.queue(short(database))
     async with open_runtime(Subscription(queue, handler, policy=Policy(on_error=Retry()))):
         await until(lambda: not database.rows(), 30)
     assert notes(database) == bodies

@@ -45,7 +45,7 @@ _TRIES: Final = 3
 class PostgresAdvisory(PinnedForm[AdvisoryStatements]):
     """A queue whose rows are in work under a lock on their key."""
 
-    def pin(self, writer: Writer) -> AdvisoryPin:  # noqa: ARG002 -- it has a connection of its own
+    def pin(self, writer: Writer, limit: int) -> AdvisoryPin:  # noqa: ARG002 -- it has a connection of its own
         """A new one, not connected yet."""
         return AdvisoryPin(self)
 

@@ -66,7 +66,7 @@ class PostgresRowLock(PinnedForm[RowLockStatements]):
         assert isinstance(claim, RowLock), "it was asked for"  # noqa: S101 -- an invariant of ours
         return f"BEGIN ISOLATION LEVEL {claim.isolation.upper()}"
 
-    def pin(self, writer: Writer) -> RowLockPin:  # noqa: ARG002 -- it has a connection of its own
+    def pin(self, writer: Writer, limit: int) -> RowLockPin:  # noqa: ARG002 -- it has a connection of its own
         """A new one, not connected yet."""
         return RowLockPin(self)
 

@@ -10,7 +10,7 @@ A verb that fails leaves its row as it was when it was claimed, and the key is r
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from links.sql.jobs import Passing
 from links.sql.rows import BadText, Row
 from links.sql.sqlite.codes import BINDING, is_busy, is_fatal, is_of_the_row
 from links.sql.sqlite.keys import LockedOut, Ring
+from links.sql.sqlite.lender import Beside, SqliteLender
 from links.sql.sqlite.looked import Ignored, SqliteLooked
 from links.sql.sqlite.pin import SqlitePin, lost
 from links.sql.sqlite.schema import name_in_file, undone
@@ -32,18 +33,20 @@ __all__ = ["SqliteAdvisory"]
 class SqliteAdvisory(SqliteLooked):
     """A queue whose rows are in work under a lock on their key. Raises `LinkRefused` where the table is no queue."""
 
-    def __init__(self, connection: sqlite3.Connection, *asked: Any, path: Path, **names: Any) -> None:
-        """`path`: the database file."""
-        self.path = path
+    def __init__(
+        self, connection: sqlite3.Connection, *asked: Any, path: Path, beside: Callable[[], Beside], **names: Any
+    ) -> None:
+        """`path`: the database file. `beside` makes one more connection to it, for a handler's transaction."""
+        self.path, self._beside = path, beside
         super().__init__(connection, *asked, **names)
         self._spelled = name_in_file(self.table.name)
         ring = self.ring()
         self.enter(ring)  # refused now, and not by the first claim
         ring.leave()
 
-    def pin(self, writer: Writer) -> SqlitePin:
+    def pin(self, writer: Writer, limit: int) -> SqlitePin:
         """As `PinForm.pin`."""
-        return SqlitePin(self, writer)
+        return SqlitePin(self, writer, SqliteLender(self, self._beside, limit))
 
     def ring(self) -> Ring:
         """A new one, for this file."""

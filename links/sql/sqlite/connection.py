@@ -50,7 +50,7 @@ class SqliteConnection:
         self._synchronous: Literal["NORMAL", "FULL"] = synchronous
         self._connection: SqliteSession | None = None
         self._watch: SqliteWatch | None = None
-        self._work = SqliteWork(self._beside)
+        self._work = SqliteWork(path, self._beside)
         self._lock = threading.Lock()
         """For the two flags."""
         self._used = False

@@ -1,7 +1,7 @@
 """The transaction of a handler on SQLite: it locks the whole file for as long as the handler takes.
 
 So there is one at a time, of a queue that has one delivery in hand; on a connection of its own, so that nothing else
-gets into it. Nobody else claims meanwhile, and the lease need not be renewed. What is not committed at once is rolled
+gets into it. Nobody else claims meanwhile, and a lease need not be renewed. What is not committed at once is rolled
 back: to keep the writes until a verb is applied would keep everybody else waiting.
 
 Cancellation, anywhere: the statement that runs is interrupted, its thread is waited for, `LANDING` at most; `give_up`
@@ -50,7 +50,7 @@ LANDING: Final = 5.0
 
 
 class Says(Protocol):
-    """The queue's statements, as `SqliteLease` has them."""
+    """The queue's statements, as `SqliteLease` and `SqliteAdvisory` have them."""
 
     def say(self, connection: sqlite3.Connection, now: int, token: Token, verb: Verb) -> bool:
         """Carry this out; False: nothing was touched."""
@@ -181,7 +181,7 @@ class SqliteLoan:
         if not session.in_transaction:
             return LeaseLost("an error has rolled back what the handler wrote, so nothing could be committed")
         session.version = None  # the handler may have altered a table
-        why = "the lease was lost: the row is gone, or was claimed or changed by somebody else"
+        why = "the row is gone, or was claimed or changed by somebody else"
         cause: BaseException | None = None
         try:
             if self._form.say(session, times.now(), token, verb):
@@ -189,7 +189,7 @@ class SqliteLoan:
                 session.execute("COMMIT")
                 return None
             if self._form.holds(session, token):
-                why = "it touched no row, although the lease is ours: a trigger has ignored it"
+                why = "it touched no row, although it is ours: a trigger has ignored it"
         except (LinkError, *BINDING) as error:
             why, cause = str(error), error
             if self._committing and is_fatal(error):

@@ -1,7 +1,11 @@
 """A claim of the advisory form on SQLite, as a slot has it: no connection of its own, jobs for that of the queues.
 
+A handler's transaction is a loan (`links.sql.sqlite.lender`), which locks the file. So it ends before a job is done for
+its row, or the job would wait for it: by an ack, which is said in it, or undone.
+
 Cancellation, anywhere: a job that has not begun is withdrawn; another ends in its thread, and then the keys are
-released. A claim that was cancelled is waited for, a few seconds at most, and its attempts are counted back.
+released. A claim that was cancelled is waited for, a few seconds at most, and its attempts are counted back. A loan is
+given up by `close`.
 """
 
 from __future__ import annotations
@@ -10,19 +14,20 @@ import logging
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import trio
 
 from links.abc import Verdict
-from links.errors import ConnectionBroken, LeaseLost, SettlementUnknown
+from links.errors import ConnectionBroken, LeaseLost, SettlementUnknown, TransactionHeld
 from links.sql.dialect import Writer
 from links.sql.jobs import Passing, Run
 from links.sql.patience import PATIENCE
 from links.sql.pin import Settled
 from links.sql.rows import Row
 from links.sql.sqlite.keys import Ring
-from links.sql.sqlite.lender import LANDING
+from links.sql.sqlite.lender import LANDING, SqliteLender, SqliteLoan
+from links.sql.sqlite.lent import LentConnection
 from links.sql.table import Table
 from settlement.sql import PutBack, Verb
 
@@ -54,11 +59,12 @@ class Keyed(Protocol):
 
 
 class SqlitePin:
-    """The keys of one claim."""
+    """The keys of one claim, and the transaction of its handler."""
 
-    def __init__(self, form: Keyed, writer: Writer) -> None:
-        self._form, self._writer = form, writer
+    def __init__(self, form: Keyed, writer: Writer, lender: SqliteLender) -> None:
+        self._form, self._writer, self._lender = form, writer, lender
         self._ring: Ring | None = None
+        self._loan: SqliteLoan | None = None
         self.committed = False
         """As `Pin.committed`: a verdict says so, or nobody knows."""
 
@@ -98,11 +104,17 @@ class SqlitePin:
         said: Sequence[tuple[Row, Verb]],
         rest: Sequence[Row],  # noqa: ARG002 -- it has its own keys
         *,
-        keep: bool,  # noqa: ARG002 -- nothing is lent
+        keep: bool,
         then: Passing | None,  # noqa: ARG002 -- a claim passes over the keys that this one holds still
     ) -> Settled:
         """As `Pin.settle`: one transaction, then the keys are free; those of what failed, too."""
-        verdicts = await self._said(said)
+        loan = self._loan
+        if keep and loan is not None and loan.open:
+            verdicts = [await loan.finish(row[:3], verb) for row, verb in said]  # one: a batch has no loan
+            self._loan = None
+        else:
+            await self.undo()
+            verdicts = await self._said(said)
         if self._ring is not None:
             self._ring.free([row[0] for row, _ in said])
         return Settled(verdicts)
@@ -125,23 +137,42 @@ class SqlitePin:
             return [lost(job.error or RuntimeError("it came to nothing"))]
         return [verdict for each in said for verdict in await self._said([each])]
 
-    async def lend(self) -> NoReturn:
-        """Raises `ValueError`: there is no connection of this claim's own."""
-        await trio.lowlevel.checkpoint()
-        raise ValueError(
-            f"table {self._form.table.name!r}: under advisory locks a delivery on SQLite has no transaction; use "
-            "Lease(seconds), and concurrency=1"
-        )
+    async def lend(self) -> LentConnection:
+        """As `Pin.lend`: in a transaction of the handler's own, from the first call on.
+
+        Raises `TransactionHeld` where the claim ends meanwhile. Cancellation: what had begun before is as it was.
+        """
+        loan = self._loan = self._loan or self._lender.loan()
+        try:
+            lent = await loan.lend()
+            if self._loan is not loan:
+                raise TransactionHeld(f"table {self._form.table.name!r}: the claim has ended")
+        except BaseException:
+            if self._loan is not loan:  # it was ended while it began
+                loan.give_up()
+            elif not loan.open:
+                self._loan = None
+            raise
+        return lent
 
     def take_back(self) -> None:
-        """As `Pin.take_back`: nothing is lent."""
+        """As `Pin.take_back`."""
+        if self._loan is not None:
+            self._loan.take_back()
 
     async def undo(self) -> None:
-        """As `Pin.undo`: nothing is lent."""
-        await trio.lowlevel.checkpoint()
+        """As `Pin.undo`: the transaction ends, and the file is free. Cancellation: `close` ends it."""
+        if (loan := self._loan) is None:
+            return
+        if loan.open:
+            await loan.undo()
+        else:  # somebody lets it begin
+            loan.give_up()
+        self._loan = None
 
     async def let_go(self, rows: Sequence[tuple[Row, bool]], *, whole: bool) -> None:  # noqa: ARG002 -- each by its key
         """As `Pin.let_go`. Where an attempt cannot be counted back, it stays counted."""
+        await self.undo()
         await self._uncount([row for row, began in rows if not began])
         if self._ring is not None:
             self._ring.free([row[0] for row, _ in rows])
@@ -159,7 +190,10 @@ class SqlitePin:
         await trio.sleep_forever()
 
     def close(self) -> None:
-        """As `Pin.close`."""
+        """As `Pin.close`. What is free by that cannot be claimed before the loan has ended: it locks the file."""
+        loan, self._loan = self._loan, None
+        if loan is not None:
+            loan.give_up()
         ring, self._ring = self._ring, None
         if ring is not None:
             ring.leave()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from links.abc import Received
@@ -86,16 +87,16 @@ class _Whole(Generic[J]):
 
 
 class _Look(_Whole[Look]):
-    def __init__(self, job: Look, beside: Callable[[], Beside]) -> None:
+    def __init__(self, job: Look, path: Path, beside: Callable[[], Beside]) -> None:
         super().__init__(job)
-        self._beside = beside
+        self._path, self._beside = path, beside
 
     def work(self, connection: sqlite3.Connection, now: int) -> None:  # noqa: ARG002 -- no time
         job = self.job
         asked = (connection, job.table, job.group)
         names: dict[str, Any] = {"subscription": job.subscription, "dead_letter": job.dead_letter, "custom": job.custom}
         if isinstance(job.claim, AdvisoryLock):
-            job.form = SqliteAdvisory(*asked, key=job.claim, path=self._beside().path, **names)
+            job.form = SqliteAdvisory(*asked, key=job.claim, path=self._path, beside=self._beside, **names)
         else:
             job.form = SqliteLease(*asked, lease=lease_of(job.claim), beside=self._beside, **names)
 
@@ -314,11 +315,11 @@ _EACH: Mapping[type[Job], Callable[[Any], Work]] = {
 class SqliteWork:
     """One connection's: it remembers what it has learned of the tables that are inserted into.
 
-    `beside` makes one more connection to the file.
+    `path`: the file; `beside` makes one more connection to it.
     """
 
-    def __init__(self, beside: Callable[[], Beside]) -> None:
-        self._beside = beside
+    def __init__(self, path: Path, beside: Callable[[], Beside]) -> None:
+        self._path, self._beside = path, beside
         self._inserters: dict[tuple[Table[Any], str | None], SqliteInserter] = {}
 
     def of(self, job: Job) -> Work:
@@ -330,5 +331,5 @@ class SqliteWork:
                 inserter = self._inserters[target] = SqliteInserter(*target)
             return _Insert(job, inserter)
         if isinstance(job, Look):
-            return _Look(job, self._beside)
+            return _Look(job, self._path, self._beside)
         return _EACH[type(job)](job)
