@@ -87,7 +87,7 @@ class Own:
 
     queue: SqlQueue[bytes]
     run: Any
-    form: ClaimForm | None = None
+    form: ClaimForm
 
     @property
     def row(self) -> tuple[Any, ...]:
@@ -95,7 +95,7 @@ class Own:
         return tuple(found)
 
 
-def on_sqlite(path: Path, statements: dict[str, str] | None = None) -> Own:
+def on_sqlite(path: Path, claim: ClaimForm, statements: dict[str, str] | None = None) -> Own:
     def run(text: str) -> list[Any]:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             return connection.execute(text).fetchall()
@@ -105,49 +105,52 @@ def on_sqlite(path: Path, statements: dict[str, str] | None = None) -> Own:
         "locked_until REAL, done REAL, said TEXT, seen INTEGER, delay REAL, grp TEXT)"
     )
     run("INSERT INTO jobs (payload) VALUES (x'61')")
-    table = Table(
-        "jobs", id="id", payload="payload", attempt="attempt", locked_until="locked_until", processed_at="done"
-    )
-    broker = SqlBroker(f"sqlite:///{path}", poll_interval=0.05)
-    return Own(broker.queue(table, custom=custom(leased=True) if statements is None else statements), run)
+    return Own(queue_at(f"sqlite:///{path}", claim, statements), run, claim)
+
+
+def queue_at(url: str, claim: ClaimForm, statements: dict[str, str] | None) -> SqlQueue[bytes]:
+    leased = isinstance(claim, Lease)
+    lock = "locked_until" if leased else None
+    table = Table("jobs", id="id", payload="payload", attempt="attempt", locked_until=lock, processed_at="done")
+    own = custom(leased=leased) if statements is None else statements
+    return SqlBroker(url, poll_interval=0.05).queue(table, claim=claim, custom=own)
 
 
 def on_postgres(url: str, claim: ClaimForm, statements: dict[str, str] | None = None) -> Own:
     run = PostgresTables(url).run
-    leased = isinstance(claim, Lease)
     run(
         "CREATE TABLE jobs (id bigint PRIMARY KEY, payload bytea, attempt int NOT NULL DEFAULT 1, "
         "locked_until timestamptz, done timestamptz, said text, seen int, delay float, grp text)"
     )
     run("INSERT INTO jobs (id, payload) VALUES (1, 'a')")
-    lock = "locked_until" if leased else None
-    table = Table("jobs", id="id", payload="payload", attempt="attempt", locked_until=lock, processed_at="done")
-    broker = SqlBroker(url, poll_interval=0.05)
-    return Own(
-        broker.queue(table, claim=claim, custom=custom(leased=leased) if statements is None else statements), run, claim
-    )
+    return Own(queue_at(url, claim, statements), run, claim)
 
 
 POSTGRES = [pytest.mark.postgres, pytest.mark.servers]
-FORMS = [
-    pytest.param(None, marks=pytest.mark.sqlite, id="sqlite"),
-    pytest.param(Lease(30.0), marks=POSTGRES, id="lease"),
-    pytest.param(RowLock(), marks=POSTGRES, id="row lock"),
-    pytest.param(AdvisoryLock("{id}"), marks=POSTGRES, id="advisory"),
+COUNTED: list[Any] = [
+    pytest.param(("sqlite", Lease(30.0)), marks=pytest.mark.sqlite, id="sqlite-lease"),
+    pytest.param(("sqlite", AdvisoryLock("{id}")), marks=pytest.mark.sqlite, id="sqlite-advisory"),
+    pytest.param(("postgresql", Lease(30.0)), marks=POSTGRES, id="postgresql-lease"),
+]
+"""Those in which the attempt tells whether the row is still ours."""
+FORMS: list[Any] = [
+    *COUNTED,
+    pytest.param(("postgresql", RowLock()), marks=POSTGRES, id="postgresql-row_lock"),
+    pytest.param(("postgresql", AdvisoryLock("{id}")), marks=POSTGRES, id="postgresql-advisory"),
 ]
 
 
 @pytest.fixture
 def own(request: pytest.FixtureRequest, tmp_path: Path) -> Own:
-    form, *statements = request.param if isinstance(request.param, tuple) else (request.param,)
-    if form is None:
-        return on_sqlite(tmp_path / "q.db", *statements)
-    return on_postgres(request.getfixturevalue("database"), form, *statements)
+    dialect, *how = request.param
+    if dialect == "sqlite":
+        return on_sqlite(tmp_path / "q.db", *how)
+    return on_postgres(request.getfixturevalue("database"), *how)
 
 
 def with_own(statements: dict[str, str]) -> list[Any]:
     """Each form, with these statements alone."""
-    return [pytest.param((*form.values, statements), marks=form.marks, id=form.id) for form in FORMS]
+    return [pytest.param((*form.values[0], statements), marks=form.marks, id=form.id) for form in FORMS]
 
 
 @asynccontextmanager
@@ -180,7 +183,7 @@ async def test_each_event(own: Own, outcome: Ending, said: str, delay: float | N
         assert own.run("SELECT done IS NULL FROM jobs")[0][0] == (said not in {"ack", "drop"})
 
 
-@pytest.mark.parametrize("own", FORMS[:2], indirect=True)
+@pytest.mark.parametrize("own", COUNTED, indirect=True)
 async def test_under_a_lost_lease_it_never_runs(own: Own) -> None:
     """S-10.2, K-89."""
     async with linked(own.queue) as link:
