@@ -7,7 +7,7 @@ claims again, by the same message as the last settlement while there are rows. T
 watched; one that a quick handler has would cost more to watch than to use.
 
 Cancellation: nothing stays claimed, since the connection is closed at the latest. An order under way is shielded, for
-one goodbye.
+one goodbye, and so is the giving back of what no handler began with.
 """
 
 from __future__ import annotations
@@ -267,7 +267,10 @@ class Slot:
                 pause = _RECONNECT[0]
 
     async def _hold(self) -> None:
-        """Until the claim has ended, one way or another. Cancellation: so it has, and each order is told."""
+        """Until the claim has ended, one way or another. Cancellation: so it has, and each order is told.
+
+        Shielded, for one goodbye: what no handler began with is as it was before the claim.
+        """
         self._borrowed = self._lasting = False
         try:
             while self._rows or self._busy:
@@ -282,8 +285,7 @@ class Slot:
         finally:
             self._close_orders()
             if self._rows:  # cancelled
-                for received in [*self._rows]:
-                    self._end(received)
+                await self._drop()  # noqa: ASYNC102 -- it shields itself, with a deadline
 
     async def _next(self, order: Order) -> None:
         """Carry out the first order, and take in what was claimed behind it."""
@@ -366,6 +368,16 @@ class Slot:
         """The claim of this one has ended."""
         self._rows.pop(received, None)
         self._owner.ended(received)
+
+    async def _drop(self) -> None:
+        """End the claim where it is. Shielded, for one goodbye."""
+        rows = [(row, received.started) for received, row in self._rows.items()]
+        used = self._busy or self._lent
+        for received in [*self._rows]:
+            self._end(received)
+        if not used and not all(started for _, started in rows):
+            with trio.move_on_after(self._owner.goodbye, shield=True):
+                await self.pin.let_go(rows, whole=True)
 
     def _lose_all(self, why: str) -> None:
         for received in [*self._rows]:

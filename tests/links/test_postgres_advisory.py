@@ -225,6 +225,25 @@ async def test_dropped_unsettled_the_row_is_free_at_once(database: str) -> None:
     assert tables.run(f"SELECT 1 {OURS}") == []
 
 
+@pytest.mark.parametrize("taken", [False, True])
+async def test_cancelled_from_outside_what_nobody_began_with_is_as_it_was(database: str, *, taken: bool) -> None:
+    """K-88: links and handlers end side by side; its attempt is counted back, whether the row was received or not."""
+    tables = tables_of(database)
+    add(tables, "a", b"1")
+    add(tables, "b", b"2")
+    before = tables.rows()
+    with trio.CancelScope() as scope:
+        async with linked(queue_of(tables), limit=2) as link:
+            await until(lambda: len(link._ready) == 2)  # type: ignore[attr-defined]
+            if taken:
+                for received in await some(link, 2):
+                    received.started = received.delivery.body == b"1"
+            scope.cancel()
+            await trio.sleep_forever()
+    await until(lambda: tables.run(HELD) == [])
+    assert tables.rows() == [before[0] | {"attempt": 1 + taken}, before[1]]
+
+
 async def test_a_connection_that_ends_frees_its_row(database: str) -> None:
     """S-4.3, DESIGN 4: the delivery is unsettled, its settlement lost, the row another one's."""
     tables = tables_of(database)

@@ -407,6 +407,23 @@ async def test_dropped_unsettled_the_row_is_free_at_once(database: Unleased) -> 
     assert database.row()["attempt"] == 2
 
 
+@pytest.mark.parametrize("taken", [False, True])
+async def test_cancelled_from_outside_what_nobody_began_with_is_as_it_was(database: Unleased, *, taken: bool) -> None:
+    """K-88: links and handlers end side by side; its attempt is counted back, whether the row was received or not."""
+    database.put("a", b"1")
+    database.put("b", b"2")
+    before = database.rows()
+    with trio.CancelScope() as scope:
+        async with linked(database.queue(), limit=2) as link:
+            await until(lambda: len(link._ready) == 2)  # type: ignore[attr-defined]
+            if taken:
+                for received in await some(link, 2):
+                    received.started = received.delivery.body == b"1"
+            scope.cancel()
+            await trio.sleep_forever()
+    assert database.rows() == [before[0] | {"attempt": 1 + taken}, before[1]]
+
+
 async def test_a_batch_has_one_row_of_each_key(database: Unleased) -> None:
     """S-6.3, DESIGN 3.8: one claim, one commit; a verb that fails is one verdict."""
     for lane in ("a", "b", "c"):
