@@ -251,6 +251,11 @@ class Gate:
         self.entered = 0
         self._open.clear()
 
+    def let_through(self) -> None:
+        """Those that wait, and no other one."""
+        self._open.set()
+        self._open.clear()
+
     def open(self) -> None:
         self._open.set()
 

@@ -465,6 +465,38 @@ async def test_a_cancelled_claim_leaves_no_key(database: Unleased, monkeypatch: 
         ring.leave()
 
 
+async def test_a_cancelled_claim_holds_its_key_until_it_is_counted_back(
+    database: Unleased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who takes the row in between has counted it, too, and nothing is counted back."""
+    gate = Gate(monkeypatch)
+    queue = database.queue()
+    scope = trio.CancelScope()
+
+    async def attach() -> None:
+        with scope:
+            async with queue.attach("test", nothing_lost, 5.0, limit=1):
+                await trio.sleep_forever()
+
+    async with queue.broker.connect(), trio.open_nursery() as nursery:
+        nursery.start_soon(attach)
+        await until(lambda: gate.entered > 1)
+        gate.shut()
+        await until(lambda: gate.entered == 1)
+        database.put("a", b"1")
+        scope.cancel()
+        gate.let_through()
+        await until(lambda: gate.entered == 2)
+        ring = Ring(database.path)
+        ring.enter()
+        assert database.row()["attempt"] == 2
+        assert b"order-a" in ring.held
+        gate.open()
+        await until(lambda: b"order-a" not in ring.held)
+        assert database.row()["attempt"] == 1
+        ring.leave()
+
+
 @pytest.mark.parametrize("change", ["ALTER TABLE jobs RENAME COLUMN lane TO street", "DROP TABLE jobs"])
 async def test_a_table_altered_meanwhile(database: Unleased, change: str) -> None:
     """It is no queue any more: `receive` says so, by name."""

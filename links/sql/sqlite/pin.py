@@ -74,13 +74,14 @@ class SqlitePin:
         call = partial(self._form.claim, room=room, passing=passing, ring=ring)
         job: Run[list[Row]] = Run(call, PATIENCE, passing=passing)
         try:
-            await self._carry_out(job)
+            await self._writer.carry_out(job)
             job.check(f"claim from table {self._form.table.name!r}")
         except trio.Cancelled:
             with trio.move_on_after(LANDING, shield=True):
                 await job.done.wait()
-                if job.result:
+                if job.result:  # its keys are held until then: who took the row meanwhile would have counted it, too
                     await self._uncount(job.result)
+            self._leave_behind(job)
             raise
         except Exception:
             self.close()
@@ -92,12 +93,16 @@ class SqlitePin:
         try:
             await self._writer.carry_out(job)
         except trio.Cancelled:
-            ring, self._ring = self._ring, None
-            if ring is not None and job.done.is_set():
-                ring.leave()
-            elif ring is not None:
-                job.then = ring.leave
+            self._leave_behind(job)
             raise
+
+    def _leave_behind(self, job: Run[Any]) -> None:
+        """Nothing is held any more when this has ended."""
+        ring, self._ring = self._ring, None
+        if ring is not None and job.done.is_set():
+            ring.leave()
+        elif ring is not None:
+            job.then = ring.leave
 
     async def settle(
         self,
