@@ -19,16 +19,23 @@ import pytest
 
 from links.sql.sqlite.schema import SqliteSession
 
-__all__ = ["FAULTS", "Faults", "faulty_connections"]
+__all__ = ["COUNTED", "FAULTS", "LEASED", "UNTOLD", "Faults", "faulty_connections"]
 
 FAULTS = ("sever", "sever_within", "lose_confirmation", "full", "refuse_claim")
-MINE = """
+LEASED = """
 CREATE TEMP TRIGGER mine AFTER UPDATE OF locked_until ON jobs WHEN NEW.attempt > OLD.attempt
     BEGIN INSERT INTO claims VALUES (NEW.id, NEW.attempt, {life}, (julianday('now') - 2440587.5) * 86400); END;
 CREATE TEMP TRIGGER holding AFTER UPDATE OF locked_until ON jobs WHEN NEW.locked_until IS NOT NULL
     BEGIN INSERT OR REPLACE INTO holders VALUES (NEW.id, {life}, NEW.locked_until); END;
 """
-"""What a connection of ours writes down; `claims` and `holders` are the test's own tables."""
+"""What a connection of ours writes down of leases; `claims` and `holders` are the test's own tables."""
+COUNTED = """
+CREATE TEMP TRIGGER mine AFTER UPDATE OF attempt ON jobs WHEN NEW.attempt > OLD.attempt
+    BEGIN INSERT INTO claims VALUES (NEW.id, NEW.attempt, {life}, (julianday('now') - 2440587.5) * 86400); END;
+"""
+"""The same where nothing is leased."""
+UNTOLD = ""
+"""Nothing: then the table has no trigger."""
 
 _lives = count(1)
 
@@ -40,9 +47,10 @@ def _failure(code: int, what: str) -> sqlite3.OperationalError:
 
 
 class Faults:
-    """What shall befall the connections to one file."""
+    """What shall befall the connections to one file. `told`: what they write down, `LEASED`, `COUNTED` or `UNTOLD`."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: str = LEASED) -> None:
+        self.told = told
         self._lock = threading.Lock()
         self._ordered: list[str] = []
         self.happened: list[str] = []
@@ -84,7 +92,7 @@ class Faulty(SqliteSession):
     def watch(self, faults: Faults) -> None:
         """Count what this connection claims."""
         self.faults, self.life = faults, next(_lives)
-        self.executescript(MINE.format(life=self.life))
+        self.executescript(faults.told.format(life=self.life))
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """As SQLite does, in its weather."""
@@ -117,8 +125,9 @@ class Faulty(SqliteSession):
         if faults.befalls("lose_confirmation"):
             super().execute("COMMIT")
             raise self._breaks("severed after COMMIT")
-        ((held,),) = super().execute("SELECT count(*) FROM holders WHERE life = ?", (self.life,)).fetchall()
-        faults.most[self.life] = max(held, faults.most.get(self.life, 0))
+        if faults.told is LEASED:
+            ((held,),) = super().execute("SELECT count(*) FROM holders WHERE life = ?", (self.life,)).fetchall()
+            faults.most[self.life] = max(held, faults.most.get(self.life, 0))
         return super().execute("COMMIT")
 
 

@@ -85,9 +85,10 @@ class Happened(Protocol):
 
 @attrs.define(eq=False)
 class Life:
-    """One runtime, and what its handlers answered."""
+    """One runtime, and what its handlers answered. `cut`: it was cancelled from outside."""
 
     patient: bool
+    cut: bool = False
     folded: Ledger = attrs.field(factory=Ledger)
     running: int = 0
     acks: int = 0
@@ -174,13 +175,11 @@ class TableWorld:
         """One runtime, on a broker of its own; cut, unless it is patient."""
         scenario, goodbye = self.scenario, self.scenario.goodbye
         life, bound = Life(patient), float("inf")
-        subscription = self.subscription(life)
-        observers = [partial(self.hear, life)]
         runtime: Runtime | None = None
         with trio.CancelScope() as scope:
             try:
                 async with open_runtime(
-                    subscription, grace=scenario.grace, goodbye=goodbye, observers=observers
+                    self.subscription(life), grace=scenario.grace, goodbye=goodbye, observers=[partial(self.hear, life)]
                 ) as runtime:
                     if patient:
                         await self.until_done()
@@ -188,7 +187,8 @@ class TableWorld:
                         await self.until_begun()
                         await trio.sleep(scenario.end_at)
                     bound = trio.current_time() + 2 * goodbye + SLACK
-                    if scenario.end == "cancel" and not patient:
+                    life.cut = scenario.end == "cancel" and not patient
+                    if life.cut:
                         scope.cancel()
                         await trio.sleep_forever()
                     bound += scenario.grace

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -29,18 +28,14 @@ import psycopg
 import pytest
 import trio
 
-import links.sql
-from actors import BatchSubscription, Subscription
-from actors.subscription import AnySubscription
-from links.sql import AdvisoryLock, RowLock, SqlQueue
-from settlement import Ack, Delivery, Outcome, Policy, Retry
-from settlement.ledger import Ended, Line
+from links.sql import AdvisoryLock, RowLock
+from settlement import Delivery, Policy, Retry
+from settlement.ledger import Line
 from settlement.sql import ClaimForm
-from tests.weather.fates import Rules, is_cut
+from tests.weather.pinned_world import PinnedScenario, PinnedWorld, Work
 from tests.weather.postgres_faults import AUDIT, COMMITS, OURS, PINNED, QUIET
 from tests.weather.postgres_world import PostgresWorld, run_worlds
 from tests.weather.schedule import chosen, dice_of, sized
-from tests.weather.table_world import Life, Scenario
 
 pytestmark = [pytest.mark.postgres, pytest.mark.servers]
 
@@ -55,25 +50,13 @@ OPEN = f"""SELECT pid {LOCKS} UNION ALL SELECT pid FROM pg_stat_activity WHERE d
 
 
 @attrs.frozen(kw_only=True)
-class PinnedScenario(Scenario):
+class PostgresScenario(PinnedScenario):
     """One draw."""
 
     form: str
-    size: int
-    """Rows of a batch; 1: no batches."""
-    lanes: int
-    """Keys of the advisory locks."""
-    writes: bool
-    quiet: bool
-    """There are no triggers on the table."""
-
-    @property
-    def most(self) -> int:
-        """As of a scenario."""
-        return self.limit or self.concurrency * self.size
 
 
-def draw(dice: Random, form: str) -> PinnedScenario:
+def draw(dice: Random, form: str) -> PostgresScenario:
     quiet = dice.random() < 0.5
     faults = (
         *("lock", "lock", "lock_table", "sever_link", "close_dead", *["refuse_commit"] * (not quiet)),
@@ -81,7 +64,7 @@ def draw(dice: Random, form: str) -> PinnedScenario:
     )
     capped = Policy(max_attempts=dice.choice([1, 1, 2, 3]), dead_letter="dead")
     size = dice.choice([1, 1, 2, 5])
-    return PinnedScenario(
+    return PostgresScenario(
         form=form,
         size=size,
         lanes=dice.choice([1, 3, 100]),
@@ -104,42 +87,20 @@ def draw(dice: Random, form: str) -> PinnedScenario:
     )
 
 
-@attrs.define(eq=False)
-class Work:
-    """One delivery in the hands of a handler.
-
-    `call`: its number in the notes; 0: it has written none. `spoiled`: its handler's statement has failed, and with the
-    transaction the server has ended the row's lock, whatever the handler does.
-    """
-
-    delivery: Delivery[bytes]
-    pid: int | None
-    key: int
-    call: int = 0
-    spoiled: bool = False
-    line: Line | None = None
-
-
-class World(PostgresWorld):
+class World(PostgresWorld, PinnedWorld):
     """A database whose rows are held by connections."""
 
     leased = False
 
-    def __init__(self, url: str, scenario: PinnedScenario, seed: int) -> None:
+    def __init__(self, url: str, scenario: PostgresScenario, seed: int) -> None:
         super().__init__(url, scenario, seed)
         self.tables.run("UPDATE jobs SET lane = mod(id, %s)::text", scenario.lanes)
         if not scenario.quiet:
             self.tables.run(COMMITS)  # behind the UPDATE, which is no work of anybody
             self.tables.run("TRUNCATE audit, claims")
-        self.advisory = scenario.form == "advisory"
+        self.keyed = scenario.form == "advisory"
         self.refused = False
         """A COMMIT was."""
-        self.works: dict[int, Work] = {}
-        """By the identity of the delivery."""
-        self.working: set[Work] = set()
-        self.batches: list[list[Work]] = []
-        """Those that were answered."""
-        self.calls = 0
 
     def audit(self) -> str:
         """As of a world."""
@@ -147,94 +108,27 @@ class World(PostgresWorld):
 
     def claim(self) -> ClaimForm:
         """As of a world."""
-        return AdvisoryLock("order-{lane}") if self.advisory else RowLock()
-
-    def subscribed(self, queue: SqlQueue[bytes], life: Life) -> AnySubscription:
-        """As of a world."""
-        scenario = self.scenario
-        how: dict[str, Any] = {"name": "jobs", "policy": scenario.policy, "concurrency": scenario.concurrency}
-        if scenario.size == 1:
-            return Subscription(queue, partial(self.handle_one, life), **how)
-        return BatchSubscription(queue, partial(self.handle_batch, life), size=scenario.size, **how)
+        return AdvisoryLock("order-{lane}") if self.keyed else RowLock()
 
     # --- handlers
 
-    def begin(self, life: Life, deliveries: Sequence[Delivery[bytes]]) -> list[Work]:
-        """These are in work now."""
-        life.running += 1
-        if life.running > self.scenario.concurrency:
-            self.wrong.append(f"{life.running} handlers at once")
-        began: list[Work] = []
-        for delivery in deliveries:
-            claimed: Any = delivery._handle  # pyright: ignore[reportPrivateUsage] -- the transport's own
-            connection = claimed.slot.pin._connection
-            pid = None if connection is None or connection.closed else connection.info.backend_pid
-            work = Work(delivery, pid, int(delivery.id) % self.scenario.lanes)
-            for other in self.working:
-                same = other.key == work.key if self.advisory else other.delivery.id == delivery.id
-                if same and not self.is_excused(other):
-                    self.wrong.append(f"row {delivery.id} by {pid}, beside {other.delivery.id} by {other.pid}")
-            began.append(work)
-            self.works[id(delivery)] = work
-            self.working.add(work)
-        if len({work.pid for work in began}) > 1:
-            self.wrong.append(f"a batch of several claims: {began}")
-        return began
+    def holder_of(self, delivery: Delivery[bytes]) -> int | None:
+        """As of a world: its backend's process."""
+        claimed: Any = delivery._handle  # pyright: ignore[reportPrivateUsage] -- the transport's own
+        connection = claimed.slot.pin._connection
+        return None if connection is None or connection.closed else connection.info.backend_pid
 
     def is_excused(self, work: Work) -> bool:
-        """Has something ended its claim that its handler hears of later, or not at all?"""
-        return work.spoiled or work.pid in self.faults.broken
+        """As of a world: under a row lock a failed statement has ended the row's lock, whatever the handler does."""
+        return (work.spoiled and not self.keyed) or work.holder in self.faults.broken
 
-    def end(self, life: Life, works: Iterable[Work]) -> None:
-        life.running -= 1
-        self.working.difference_update(works)
-
-    async def handle_one(self, life: Life, delivery: Delivery[bytes]) -> Outcome | None:
-        works = self.begin(life, [delivery])
-        try:
-            if self.scenario.writes and not life.patient and self.dice.random() < 0.7:
-                await self.write(works[0])
-            outcome = Ack() if life.patient else await self.answer()
-        finally:
-            self.end(life, works)
-        self.answered(life, outcome)
-        return outcome
-
-    async def handle_batch(
-        self, life: Life, deliveries: list[Delivery[bytes]]
-    ) -> Outcome | Sequence[Outcome | None] | None:
-        if len(deliveries) > self.scenario.size:
-            self.wrong.append(f"a batch of {len(deliveries)}")
-        works = self.begin(life, deliveries)
-        try:
-            first = Ack() if life.patient else await self.answer()
-        finally:
-            self.end(life, works)
-        each = [first, *[first if life.patient else self.outcome() for _ in deliveries[1:]]]
-        for outcome in each:
-            self.answered(life, outcome)
-        if not is_cut(Rules()):
-            self.batches.append(works)
-        return each
-
-    async def write(self, work: Work) -> None:
-        """A note, in the transaction that the delivery's row ends in; now and then that is spoiled."""
-        async with links.sql.transaction(work.delivery) as connection:
-            self.calls += 1
-            work.call = self.calls
-            await connection.execute("INSERT INTO notes VALUES (%s, %s)", [work.call, int(work.delivery.id)])
-            if self.dice.random() < 0.1:
-                work.spoiled = not self.advisory
-                with contextlib.suppress(psycopg.errors.DivisionByZero):
-                    await connection.execute("SELECT 1 / 0")
-
-    def ended(self, entry: Ended, deliveries: Iterable[Delivery[Any]]) -> None:
+    async def note(self, connection: Any, work: Work) -> None:
         """As of a world."""
-        for delivery in deliveries:
-            if (work := self.works.get(id(delivery))) is not None:
-                if work.line is not None:
-                    self.wrong.append(f"{work} was booked as {entry.line}, too")
-                work.line = entry.line
+        await connection.execute("INSERT INTO notes VALUES (%s, %s)", [work.call, int(work.delivery.id)])
+        if self.dice.random() < 0.1:
+            work.spoiled = True
+            with contextlib.suppress(psycopg.errors.DivisionByZero):
+                await connection.execute("SELECT 1 / 0")
 
     # --- weather
 
@@ -261,7 +155,7 @@ class World(PostgresWorld):
             nursery.cancel_scope.cancel()
 
     async def probe(self) -> None:
-        ask = self.free_keys if self.advisory else self.free_rows
+        ask = self.free_keys if self.keyed else self.free_rows
         while True:
             works = list(self.working)
             for work in await trio.to_thread.run_sync(ask, works):
@@ -283,8 +177,8 @@ class World(PostgresWorld):
     def free_keys(self, works: list[Work]) -> list[Work]:
         """Those whose connections hold less keys than they have rows in work."""
         locks = dict(self.run(f"SELECT pid, count(*) {LOCKS} GROUP BY pid"))
-        rows = Counter(work.pid for work in works)
-        return [work for work in works if locks.get(work.pid, 0) < rows[work.pid]]
+        rows = Counter(work.holder for work in works)
+        return [work for work in works if locks.get(work.holder, 0) < rows[work.holder]]
 
     async def until_done(self) -> None:
         """As of a world; and nothing is held by connections that have nothing to do."""
@@ -297,36 +191,19 @@ class World(PostgresWorld):
 
     # --- the end
 
-    def gone(self, here: Counter[bytes]) -> Counter[bytes]:
-        """As of a world."""
-        return Counter(self.bodies) - here if self.scenario.quiet else super().gone(here)
-
-    def buried(self, dead: Counter[bytes]) -> Counter[bytes]:
-        """As of a world."""
-        return dead if self.scenario.quiet else super().buried(dead)
-
     def judge_claims(self, total: Counter[str]) -> None:
         """As of a world."""
-        assert not self.working
-        for work in self.works.values():
-            assert work.line is not None, f"{work} was booked as nothing"
         self.judge_notes()
-        if self.advisory and not self.scenario.quiet:
+        if self.keyed and not self.scenario.quiet:
             self.judge_attempts_of_claims()
-        elif not self.advisory:
+        elif not self.keyed:
             self.judge_batches()
             if self.scenario.marks or not self.scenario.quiet:
                 self.judge_attempts(total)
 
     def judge_notes(self) -> None:
-        """What was written stands or falls with the row."""
-        notes = Counter(call for (call,) in self.run("SELECT call FROM notes"))
-        for work in self.works.values():
-            found = notes.pop(work.call, 0) if work.call else 0
-            least, most = int(work.line is Line.ACKED), int(work.line in (Line.ACKED, Line.UNKNOWN))
-            if work.call:
-                assert least <= found <= most, f"{found} notes of {work}"
-        assert not notes, f"notes of nobody: {notes}"
+        """What was written stands or falls with the row, by one transaction."""
+        self.judge_works()
         if not self.scenario.quiet:
             alone = self.run(
                 "SELECT call, n.id FROM notes n WHERE NOT EXISTS "

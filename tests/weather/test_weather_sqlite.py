@@ -23,48 +23,28 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import attrs
 import pytest
-import trio
 
-from links.sql import Lease, SqlQueue
+from links.sql import Lease
 from settlement import Policy, Retry
 from tests.links.sqlite_kit import Database, Foreigner, stored
-from tests.weather.schedule import chosen, dice_of, same_schedule, sized
-from tests.weather.sqlite_faults import FAULTS, Faults, faulty_connections
-from tests.weather.table_world import LeasedScenario, LeasedWorld, play
+from tests.weather.schedule import chosen, dice_of, sized
+from tests.weather.sqlite_faults import FAULTS, LEASED
+from tests.weather.sqlite_world import SqliteWorld, run_worlds
+from tests.weather.table_world import LeasedScenario, LeasedWorld
 
 pytestmark = pytest.mark.sqlite
 
 SEEDS = chosen("SETTLEMENT_SEED", range(sized(fast=5, full=60, long=400)))
 AGAIN = "SETTLEMENT_SEED={seed} tests/run --only sqlite -- tests/weather/test_weather_sqlite.py"
 
-AUDIT = """
-CREATE TABLE audit (what TEXT, id INTEGER, attempt INTEGER, payload BLOB);
-CREATE TABLE claims (id INTEGER, attempt INTEGER, life INTEGER, at REAL);
+HOLDERS = """
 CREATE TABLE holders (id INTEGER PRIMARY KEY, life INTEGER, until);
-CREATE TRIGGER gone AFTER DELETE ON jobs BEGIN
-    INSERT INTO audit VALUES ('gone', OLD.id, OLD.attempt, OLD.payload);
-    DELETE FROM holders WHERE id = OLD.id;
-END;
-CREATE TRIGGER buried AFTER INSERT ON dead
-    BEGIN INSERT INTO audit VALUES ('buried', NEW.id, NEW.attempt, NEW.payload); END;
-CREATE TRIGGER restored AFTER UPDATE ON jobs WHEN NEW.attempt < OLD.attempt
-    BEGIN INSERT INTO audit VALUES ('restored', NEW.id, OLD.attempt, NEW.payload); END;
+CREATE TRIGGER ended AFTER DELETE ON jobs BEGIN DELETE FROM holders WHERE id = OLD.id; END;
 CREATE TRIGGER freed AFTER UPDATE OF locked_until ON jobs WHEN NEW.locked_until IS NULL
     BEGIN DELETE FROM holders WHERE id = NEW.id; END;
-"""
-MARKED = """
-CREATE TRIGGER marked AFTER UPDATE OF processed_at ON jobs WHEN NEW.processed_at IS NOT NULL
-    BEGIN INSERT INTO audit VALUES ('gone', NEW.id, NEW.attempt, NEW.payload); END;
-"""
-REGROUPED = """
-CREATE TRIGGER regrouped AFTER UPDATE OF grp ON jobs WHEN NEW.grp <> OLD.grp BEGIN
-    INSERT INTO audit VALUES ('gone', NEW.id, NEW.attempt, NEW.payload);
-    INSERT INTO audit VALUES ('buried', NEW.id, NEW.attempt, NEW.payload);
-END;
 """
 
 
@@ -99,54 +79,33 @@ def draw(dice: Random) -> SqliteScenario:
     )
 
 
-class World(LeasedWorld):
-    """A file, and what was done to it."""
+class World(SqliteWorld, LeasedWorld):
+    """A file whose rows are leased."""
 
     def __init__(self, path: Path, scenario: SqliteScenario, seed: int) -> None:
-        super().__init__(scenario, seed, Faults())
-        shape: dict[str, Any] = {"times": scenario.times, "grouped": scenario.grouped, "marks": scenario.marks}
-        self.database = Database(path / "weather.db", **shape).create()
-        texts = [AUDIT, MARKED * scenario.marks, REGROUPED * scenario.grouped]
-        with contextlib.closing(Foreigner(self.database).connection) as connection:
-            connection.executescript("".join(texts))
-        self.database.add(*self.bodies, group=self.group)
+        super().__init__(path, scenario, seed, LEASED)
 
-    def run(self, statement: str) -> list[tuple[Any, ...]]:
+    def made(self, path: Path) -> Database:
         """As of a world."""
-        return self.database.run(statement)
+        scenario = self.scenario
+        return Database(path, times=scenario.times, grouped=scenario.grouped, marks=scenario.marks).create()
 
-    def queue(self) -> SqlQueue[bytes]:
+    def claim(self) -> Lease:
         """As of a world."""
-        scenario, dead = self.scenario, self.database.table("dead")
-        broker = self.database.broker(poll_interval=0.03)
-        queue = broker.queue(self.database.table(), group=self.group, claim=Lease(scenario.lease), limit=scenario.limit)
-        if not scenario.grouped:
-            broker.table(dead)
-        return queue
+        return Lease(self.scenario.lease)
+
+    def audit(self) -> str:
+        """As of a world."""
+        return HOLDERS + super().audit()
 
     # --- weather
 
     def fault(self, name: str, seconds: float) -> None:
-        """Let it happen; in a thread, as another process does it."""
-        match name:
-            case "sever_link":
-                self.severed += 1
-            case "lock":
-                with Foreigner(self.database):
-                    time.sleep(seconds)
-            case "close_dead":
-                self.closed = True
-                how = "ABORT" if seconds < 0.13 else "ROLLBACK"
-                what = "UPDATE OF grp ON jobs" if self.scenario.grouped else "INSERT ON dead"
-                self.reopen()
-                self.database.run(f"CREATE TRIGGER shut BEFORE {what} BEGIN SELECT RAISE({how}, 'closed'); END")
-            case _ if name in FAULTS:
-                self.faults.order(name)
-            case _:
-                self.steal(name, seconds)
-
-    def reopen(self) -> None:
-        self.database.run("DROP TRIGGER IF EXISTS shut")
+        """As of a world."""
+        if name.startswith("steal"):
+            self.steal(name, seconds)
+        else:
+            super().fault(name, seconds)
 
     def steal(self, name: str, seconds: float) -> None:
         times = self.scenario.times
@@ -196,14 +155,4 @@ def test_weather(seeds: Sequence[int], tmp_path: Path) -> None:
 
     Five seeds at a time, each with a database of its own: most of their time they wait.
     """
-    worlds: dict[int, World] = {}
-    for seed in seeds:
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        worlds[seed] = World(folder, draw(dice_of(seed)), seed)
-
-    files = {world.database.path: world.faults for world in worlds.values()}
-    with same_schedule(seeds[0]) as warnings, faulty_connections(files):
-        for world in worlds.values():
-            world.said = warnings
-        trio.run(play, worlds, AGAIN, 20.0)
+    run_worlds(World, {seed: draw(dice_of(seed)) for seed in seeds}, tmp_path, AGAIN)
