@@ -386,6 +386,19 @@ async def test_a_file_that_others_keep_locked_is_told(database: Database, monkey
     assert notes(database) == [b"a"]
 
 
+async def test_one_that_is_left_unsettled_locks_nothing_any_more(database: Database) -> None:
+    """S-8.2, S-8.5: its writes are undone, and the next claim finds the file free, and the row."""
+    async with open_link(database.queue()) as link:
+        (received,) = await link.receive(1)
+        received.started = True
+        await write(received.delivery)
+        await link.give_back([received])
+        with trio.fail_after(3):
+            (again,) = await link.receive(1)
+        assert (again.delivery.body, again.delivery.attempt) == (b"a", 2)
+    assert notes(database) == []
+
+
 async def test_one_that_is_let_go_while_it_begins_keeps_nothing_locked(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
