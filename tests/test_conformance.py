@@ -128,13 +128,16 @@ SQLITE_SHAPES = {
     "groups": partial(SqliteHarness, times="INTEGER", grouped=True),
     "bare": partial(SqliteHarness, times="TEXT", bare=True),
     "advisory locks": partial(SqliteHarness, keyed=True),
+    "advisory locks, groups": partial(SqliteHarness, times="INTEGER", keyed=True, grouped=True),
+    "advisory locks, bare": partial(SqliteHarness, times="TEXT", keyed=True, bare=True),
 }
+SLOW = ("groups", "bare", "advisory locks, groups", "advisory locks, bare")
 
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("check", CHECKS, ids=str)
 @pytest.mark.parametrize(
-    "shape", ["tables", "advisory locks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("groups", "bare"))]
+    "shape", ["tables", "advisory locks", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 async def test_sqlite_conforms(shape: str, check: Check, tmp_path: Path) -> None:
     await check(SQLITE_SHAPES[shape](tmp_path / "queues.db"))
