@@ -53,6 +53,7 @@ class Clone:
         called = called.replace("$*", "tests of $SETTLEMENT_RUN")
         self.write(".venv/tests/bin/python", f"{called}{self.tests}\n")
         clean = {name: os.environ[name] for name in os.environ if name != "TEST_AMQP_URL"}
+        clean["XDG_CACHE_HOME"] = str(self.folder.parent / f"{self.folder.name}.cache")
         return subprocess.Popen(
             [self.folder / "tests/run", *arguments],
             env={**clean, **environment},
@@ -136,3 +137,32 @@ def test_stopped_from_outside_it_stops_them_too(clone: Clone, number: signal.Sig
     ended = clone.wait(process)
     assert ended.code != 0
     assert ended.calls == ALL
+
+
+SLOW_LINTER = """
+for file; do case $file in *.py) echo "$file" >>linted; grep -q bad "$file" && refused=1;; esac; done
+exit ${refused-0}
+"""
+
+
+def test_a_file_that_the_slow_linter_was_content_with_is_not_linted_again_in_any_clone(tmp_path: Path) -> None:
+    """What has changed is, and what was refused, and all of it by other rules."""
+    cache = str(tmp_path / "cache")
+    one, two = Clone(tmp_path / "one"), Clone(tmp_path / "two")
+    for clone in (one, two):
+        clone.write(".venv/tests/bin/flake8", SLOW_LINTER)
+
+    def linted(clone: Clone, a: str, b: str, rules: str = "") -> tuple[int, list[str]]:
+        for name, text in {"a.py": a, "b.py": b, ".flake8": rules, "linted": ""}.items():
+            (clone.folder / name).write_text(text)
+        code = clone.wait(clone.run("--fast", XDG_CACHE_HOME=cache)).code
+        return code, (clone.folder / "linted").read_text().split()
+
+    assert linted(one, "a = 1", "b = 1")[1] != []
+    assert linted(one, "a = 1", "b = 1") == (0, [])
+    assert linted(two, "a = 1", "b = 1") == (0, [])
+    assert linted(two, "bad", "b = 1") == (1, ["./a.py"])
+    assert linted(two, "bad", "b = 1") == (1, ["./a.py"])
+    assert sorted(linted(two, "b = 1", "a = 1")[1]) == ["./a.py", "./b.py"]
+    assert linted(one, "a = 1", "b = 1") == (0, [])
+    assert sorted(linted(one, "a = 1", "b = 1", "other rules")[1]) == ["./a.py", "./b.py"]
