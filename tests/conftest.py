@@ -17,6 +17,11 @@ REQUIRED = frozenset(filter(None, os.environ.get("SETTLEMENT_REQUIRE", "").split
 """Transports whose tests may not be skipped, but for want of what Debian stable does not have."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, in the random order that they have: else one worker has them at the end, the others none."""
+    items.sort(key=lambda item: "weather" not in item.path.parts and item.get_closest_marker("slow") is None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
