@@ -82,11 +82,11 @@ FAULTS = ("sever", "sever_connection", "expire", "break_calls", "refuse_settleme
 @pytest.mark.skipif(ACTION not in (None, "cancel"), reason="SETTLEMENT_ACTION asks for another one")
 def test_cancelled_at_every_step(tell: Callable[[str], None]) -> None:
     """A cancellation from outside, whenever it comes, loses nothing, says nothing wrong, and ends in time."""
-    SWEEP.cancelled(sized(fast=9, full=1, long=1), 0, 1, sized(fast=30, full=300, long=300), tell)
+    SWEEP.cancelled(sized(fast=9, full=3, long=1), 0, 1, sized(fast=30, full=300, long=300), tell)
 
 
 @pytest.mark.skipif(ACTION == "cancel", reason="SETTLEMENT_ACTION asks for another one")
 @pytest.mark.parametrize("action", [ACTION] if ACTION else ["drain", *FAULTS])
 def test_weather_at_every_step(action: str, tell: Callable[[str], None]) -> None:
     """A drain, a break, a lost lease or confirmation, whenever it comes, loses nothing either."""
-    SWEEP.struck(action, sized(fast=60, full=5, long=1), tell)
+    SWEEP.struck(action, sized(fast=60, full=11, long=1), tell)

@@ -63,7 +63,7 @@ WORDS = ("take_back", "finish")
 @pytest.mark.parametrize("quarter", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in range(1, 4))])
 def test_cancelled_at_every_step(quarter: int, tell: Callable[[str], None]) -> None:
     """A cancellation from outside, whenever it comes, loses nothing, says nothing wrong, and ends in time."""
-    SWEEP.cancelled(sized(fast=47, full=18, long=1), quarter, 4, sized(fast=30, full=80, long=1800), tell)
+    SWEEP.cancelled(sized(fast=47, full=27, long=1), quarter, 4, sized(fast=30, full=80, long=1800), tell)
 
 
 @pytest.mark.skipif(ACTION == "cancel", reason="SETTLEMENT_ACTION asks for another one")

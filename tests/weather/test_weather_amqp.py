@@ -35,7 +35,7 @@ from tests.weather.weather import run_seed
 
 pytestmark = pytest.mark.amqp
 
-SEEDS = chosen("SETTLEMENT_SEED", range(sized(fast=50, full=200, long=5000)))
+SEEDS = chosen("SETTLEMENT_SEED", range(sized(fast=50, full=120, long=5000)))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -15,7 +15,7 @@ from tests.weather.weather import run_seed
 
 pytestmark = pytest.mark.memory
 
-SEEDS = chosen("SETTLEMENT_SEED", range(sized(fast=40, full=600, long=5000)))
+SEEDS = chosen("SETTLEMENT_SEED", range(sized(fast=40, full=300, long=5000)))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
