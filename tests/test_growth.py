@@ -14,12 +14,14 @@ from trio.testing import MockClock
 from actors import Subscription, open_runtime
 from links.memory import MemoryBroker
 from settlement import Ack, Delivery, Letter, Outcome, Retry
+from tests.weather.schedule import sized
 
 pytestmark = [pytest.mark.memory, pytest.mark.slow]
 
 FIRST = 20_000
-LAST = 200_000
-BOUND = 10 * 2**20
+LAST = sized(fast=110_000, full=110_000, long=200_000)
+BOUND = 58 * (LAST - FIRST)
+"""Bytes: 58 for each message."""
 BLOCK = 1_000
 
 
@@ -34,7 +36,7 @@ def resident() -> int:
 def test_memory_does_not_grow_with_the_messages_that_have_passed(
     lease: float | None, tell: Callable[[str], None]
 ) -> None:
-    """Through a slow handler, memory grows under 10 MB between message 20,000 and the last."""
+    """Through a slow handler, memory grows under 58 bytes a message from message 20,000 to the last."""
     broker = MemoryBroker()
     figures: dict[int, int] = {}
     handled = 0
