@@ -236,7 +236,7 @@ async def test_through_the_runtime(database: str, size: int, concurrency: int) -
     )
     with trio.fail_after(30):
         async with open_runtime(subscription) as runtime:
-            await until(lambda: runtime.ledger("jobs").acked + runtime.ledger("jobs").dead_lettered == 100)
+            await until(lambda: runtime.ledger("jobs").acked + runtime.ledger("jobs").dead_lettered == 100, 25)
     ledger = runtime.ledger("jobs")
     assert (ledger.acked, ledger.dead_lettered, ledger.retried) == (80, 20, 10)
     assert ledger.unsettled == 0, "all of a claim is settled at once, so none of it is free in between"
