@@ -137,6 +137,8 @@ class Slot:
         self._orders: deque[Order] = deque()
         self._busy = False
         """A worker says its verbs: the slot rests."""
+        self._over = False
+        """Has it ended? Then its connection is closed, whoever still says a verb."""
         self._lasting = False
         """Has this claim lasted long enough to be watched?"""
         self._watch: trio.CancelScope | None = None
@@ -156,7 +158,9 @@ class Slot:
         """Have this done; a plain call. What was lent is taken back."""
         self._orders.append(order)
         self.take_back()
-        if self._watch is not None:
+        if self._over and not self._busy:
+            self._close_orders()
+        elif self._watch is not None:
             self._watch.cancel()
         else:
             self._told.unpark_all()
@@ -235,10 +239,13 @@ class Slot:
 
     async def run(self) -> None:
         """Claim, hold, settle, until cancelled. Cancellation: nothing is held, the connection is closed."""
-        while True:
-            await self._claim()
-            while self._rows:
-                await self._hold()
+        try:
+            while True:
+                await self._claim()
+                while self._rows:
+                    await self._hold()
+        finally:
+            self._over = True
 
     async def _claim(self) -> None:
         """Until there is something. Cancellation: nothing was claimed, or the connection is closed."""
@@ -292,6 +299,8 @@ class Slot:
         found, passing = await self._carry_out(order)
         if found is not None and passing is not None:
             self._close_orders()
+            if self._over:  # its connection is closed, and what was claimed behind is free
+                return
             self._borrowed = self._lasting = False
             self._rows = self._owner.looked(self, found, passing, asked=False)
 
