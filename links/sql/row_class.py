@@ -7,6 +7,7 @@ default. msgspec is imported where a class is one of its own.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
@@ -19,8 +20,10 @@ __all__ = ["fields_of", "lacking", "maker"]
 def fields_of(row: type[Any]) -> Mapping[str, tuple[str, bool]]:
     """Each field by its name: the argument that takes it, and whether it must be given.
 
-    Raises `ValueError` for what is none of the three.
+    Raises `ValueError` for what is none of the three, and for a class that no row could become an instance of.
     """
+    if inspect.isabstract(row):
+        raise ValueError(f"row must be a class that has instances, not {row!r}: it is abstract")
     if isinstance(row, type) and attrs.has(row):
         return {
             each.name: (each.alias or each.name, each.default is attrs.NOTHING)
@@ -28,13 +31,16 @@ def fields_of(row: type[Any]) -> Mapping[str, tuple[str, bool]]:
             if each.init
         }
     if isinstance(row, type) and dataclasses.is_dataclass(row):
-        missing = dataclasses.MISSING
-        return {
-            each.name: (each.name, each.default is missing and each.default_factory is missing)
-            for each in dataclasses.fields(row)
-            if each.init
+        return {  # as it is called: with the pseudo-fields of InitVar, too, and those of an __init__ of its own
+            name: (name, each.default is each.empty)
+            for name, each in inspect.signature(row).parameters.items()
+            if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         }
     if isinstance(row, type) and hasattr(row, "__struct_fields__"):
+        if row.__struct_config__.array_like:
+            raise ValueError(
+                f"row must be a Struct of named fields, not {row!r}: it is array_like, and columns have names"
+            )
         structs = import_module("msgspec.structs")
         return {each.name: (each.encode_name, each.required) for each in structs.fields(row)}
     raise ValueError(

@@ -6,11 +6,12 @@ import dataclasses
 import datetime as dt
 import sqlite3
 import uuid
+from abc import ABC, abstractmethod
 from contextlib import closing
 from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 import pytest
@@ -96,6 +97,76 @@ def test_another_class_is_refused(row: Any) -> None:
     """When the table is described; the way out is a decoder."""
     with pytest.raises(ValueError, match=r"row must be an attrs class, a dataclass or a msgspec.Struct, not .*decode"):
         Table("orders", id="id", row=row)
+
+
+class Abstract(ABC):
+    @abstractmethod
+    def total(self) -> int: ...
+
+
+@attrs.frozen
+class Unfinished(Abstract):
+    id: int
+
+
+def test_a_class_that_no_row_becomes_is_refused() -> None:
+    """Else each row would be a decode failure, and dropped: an abstract class, and a Struct that is an array."""
+    abstract: Any = Unfinished
+    with pytest.raises(ValueError, match=r"Unfinished.*: it is abstract"):
+        Table("orders", id="id", row=abstract)
+    with pytest.raises(ValueError, match=r"Array.*: it is array_like"):
+        Table("orders", id="id", row=struct("Array", ("id", int), array_like=True))
+
+
+@dataclasses.dataclass
+class Scaled:
+    id: int
+    scale: dataclasses.InitVar[int]
+    amount: int = 0
+
+    def __post_init__(self, scale: int) -> None:
+        self.amount *= scale
+
+
+@dataclasses.dataclass(init=False)
+class Made:
+    id: int
+    amount: int = 0
+
+    def __init__(self, id: int, unit: str, **_: Any) -> None:  # noqa: A002 -- a column's name
+        self.id, self.unit = id, unit
+
+
+def test_what_a_dataclass_is_called_with() -> None:
+    """An InitVar, or an argument of an __init__ of its own, is a column too: without one no row could be made."""
+    assert lacking(Scaled, ["id", "amount"]) == ["scale"]
+    assert maker(Scaled)({"id": 1, "scale": 3, "amount": 2, "other": 0}) == Scaled(1, 3, 2)
+    assert (lacking(Made, ["id"]), maker(Made)({"id": 1, "unit": "g"}).unit) == (["unit"], "g")
+
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Pair(Generic[T]):
+    id: int
+    _second: T = attrs.field(alias="other")
+
+
+@attrs.frozen(kw_only=True)
+class Triple(Pair[str]):
+    third: int = 3
+
+
+def test_generics_aliases_and_what_is_inherited() -> None:
+    """By the field's name, whatever the argument is called and wherever the field comes from."""
+    assert lacking(Triple, ["id", "second"]) == ["_second"]
+    assert maker(Triple)({"id": 1, "_second": "x", "third": 4}) == Triple(id=1, other="x", third=4)
+    assert maker(Pair)({"id": 1, "_second": 2}) == Pair(1, 2)
+    base: Any = struct("Base", ("id", int))
+    module = import_module("msgspec")
+    child = module.defstruct("Child", [("amount", float, 0.0)], bases=(base,), rename={"amount": "Betrag"})
+    assert maker(child)({"id": "1", "amount": "2.5", "Betrag": 9}) == child(1, 2.5)
 
 
 def test_a_payload_is_no_row() -> None:
