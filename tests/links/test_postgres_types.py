@@ -496,6 +496,9 @@ async def test_what_is_no_table_is_no_queue(text: str, what: str, database: str)
     said = await refusal(tables, PLAIN.renamed("other"))
     assert "subscription 'test', table 'other': " in said
     assert what in said
+    dead = await refusal(tables, PLAIN, Policy(dead_letter="other"))
+    assert "subscription 'test', table 'jobs': dead-letter table 'other': " in dead
+    assert what in dead
 
 
 async def test_a_partitioned_table_is_a_queue(database: str) -> None:

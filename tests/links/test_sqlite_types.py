@@ -312,6 +312,13 @@ async def test_a_view_is_no_queue(tmp_path: Path) -> None:
         with pytest.raises(LinkRefused, match=r"table 'open': there is no such table.*the name is a view's"):
             async with attached(queue):
                 pass
+        dead = database.broker().queue(Table("jobs", id="id", payload="body", locked_until="lock"))
+    async with dead.broker.connect():
+        with pytest.raises(
+            LinkRefused, match=r"dead-letter table 'open': there is no such table.*the name is a view's"
+        ):
+            async with attached(dead, policy=Policy(dead_letter="open")):
+                pass
 
 
 # --- keys that nothing fills

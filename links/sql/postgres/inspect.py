@@ -67,9 +67,10 @@ async def inspect(
             raise LinkRefused(f"{here}: PostgreSQL cuts {name!r} off at {LONGEST} bytes; give it a shorter name")
     schema = await read_schema(connection, table.name)
     if schema is None:
-        kind = await kind_of(connection, table.name)
-        also = f" (the name is that of {kind})" if kind else ""
-        raise LinkRefused(f"{here}: there is no such table{also}; create it, the library creates none")
+        raise LinkRefused(
+            f"{here}: there is no such table{await _instead(connection, table.name)}; create it, the library creates "
+            "none"
+        )
     for role, column in table.roles.items():
         if column not in schema:
             raise LinkRefused(
@@ -107,6 +108,12 @@ async def inspect(
         if line is not None:
             warnings.append(line)
     return PostgresLook(schema, texts, [f"{here}: {line}" for line in warnings])
+
+
+async def _instead(connection: TrioConnection, name: str) -> str:
+    """What has this name, where it is no table."""
+    kind = await kind_of(connection, name)
+    return f" (the name is that of {kind})" if kind else ""
 
 
 def _statements(table: Table[Any], schema: PostgresSchema, claim: ClaimForm) -> Rows:
@@ -269,7 +276,10 @@ async def _check_dead_letter(
     here = f"{here}: dead-letter table {dead_letter!r}"
     dead = await read_schema(connection, dead_letter)
     if dead is None:
-        raise LinkRefused(f"{here}: there is no such table; create it with the columns of {table.name!r}")
+        raise LinkRefused(
+            f"{here}: there is no such table{await _instead(connection, dead_letter)}; create it with the columns of "
+            f"{table.name!r}"
+        )
     for column in schema.stored:
         if column not in dead or dead[column].computed:
             raise LinkRefused(

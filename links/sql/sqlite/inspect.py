@@ -59,7 +59,7 @@ def inspect(
     schema = read_schema(connection, table.name)
     if schema is None:
         raise LinkRefused(
-            f"{here}: there is no such table; create it, the library creates none{_view(connection, table)}"
+            f"{here}: there is no such table; create it, the library creates none{_view(connection, table.name)}"
         )
     for role, column in table.roles.items():
         if column not in schema:
@@ -89,8 +89,8 @@ def inspect(
     return SqliteLook(schema, [f"{here}: {line}" for line in _warnings(connection, texts, schema)])
 
 
-def _view(connection: sqlite3.Connection, table: Table[Any]) -> str:
-    schema, name = where(table.name)
+def _view(connection: sqlite3.Connection, table: str) -> str:
+    schema, name = where(table)
     text = "SELECT 1 FROM sqlite_master WHERE type = 'view' AND lower(name) = lower(?)"
     found = schema.lower() == "main" and connection.execute(text, (name,)).fetchone()
     return "; the name is a view's, and a queue must be a table" if found else ""
@@ -229,7 +229,10 @@ def _check_dead_letter(
     here = f"{here}: dead-letter table {dead_letter!r}"
     dead = read_schema(connection, dead_letter)
     if dead is None:
-        raise LinkRefused(f"{here}: there is no such table; create it with the columns of {table.name!r}")
+        raise LinkRefused(
+            f"{here}: there is no such table; create it with the columns of {table.name!r}"
+            f"{_view(connection, dead_letter)}"
+        )
     _check_replaces(dead, here)
     for column in schema.stored:
         if column not in dead or dead[column].computed:
