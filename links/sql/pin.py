@@ -24,7 +24,7 @@ class Settled:
         verdicts: One for each.
         lost: The rows that stayed in the claim, and are held no more.
         claimed: The rows of the next claim; None: nothing was looked for.
-        crossed: Other transactions only got into the way, so the rows may be claimed again at once.
+        crossed: Other transactions only got into the way, so the rows may soon be claimed again.
     """
 
     verdicts: Sequence[Verdict]

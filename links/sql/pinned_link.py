@@ -40,6 +40,8 @@ _log = logging.getLogger("trio_settlement")
 _FIRST: Final = 1.0
 _LONGEST: Final = 60.0
 """Seconds for which a row is passed over that could not be settled; the first time, and the longest."""
+_CROSSED: Final = 0.01
+"""Seconds, the first time, where other transactions only got into the way: as far as anybody knows."""
 _WATCH: Final = 0.05
 """Seconds for which a claim lasts before its connection is watched."""
 
@@ -172,6 +174,7 @@ class PinnedLink(Link[R]):
             return LeaseLost(f"{which}: its connection has ended, and the claim with it")
         verdict = verdicts[received]
         if verdict is None and verb is not None:
+            self._over_at.pop(received.token[0], None)
             wake_for(verb, self._form.table.name, self._wakes, self._tell)
         return verdict
 
@@ -232,7 +235,17 @@ class PinnedLink(Link[R]):
 
     def following(self) -> Passing | None:
         """As `Owner.following`: while there are rows, and nobody waits for a turn."""
-        return None if self._stopped or self._empty else self._passing()
+        return None if self._stopped or self._empty or self.room < self.size else self._passing()
+
+    @property
+    def room(self) -> int:
+        """As `Owner.room`: one for a while when rows are due again that could not be settled.
+
+        Else one that a deferred constraint refuses would keep those back for ever that are claimed with it.
+        """
+        now = trio.current_time()
+        due = (until <= now < until + max(length, _FIRST) for until, length in self._over_at.values())
+        return 1 if self.size > 1 and any(due) else self.size
 
     def _passing(self) -> Passing:
         now = trio.current_time()
@@ -282,12 +295,12 @@ class PinnedLink(Link[R]):
         _log.warning("%s: the claim of delivery %s has ended: %s", self.subscription, received.delivery.id, why)
         self._lost(received, Line.UNSETTLED)
 
-    def pass_over(self, received: Received[R]) -> None:
-        """It could not be settled, and is free again: not at once a second time."""
+    def pass_over(self, received: Received[R], *, crossed: bool) -> None:
+        """As `Owner.pass_over`."""
         now = trio.current_time()
         for row in [row for row, (until, _) in self._over_at.items() if until < now - _LONGEST]:
             del self._over_at[row]
-        _, length = self._over_at.get(received.token[0], (0.0, _FIRST / 2))
+        _, length = self._over_at.get(received.token[0], (0.0, (_CROSSED if crossed else _FIRST) / 2))
         length = min(2 * length, _LONGEST)
         self._over_at[received.token[0]] = (now + length, length)
         self._wakes.wake_at(now + length)

@@ -90,6 +90,11 @@ class Owner(Protocol):
     size: int
     """Rows of one claim, at most."""
 
+    @property
+    def room(self) -> int:
+        """Rows of the next claim, at most; `size` or fewer."""
+        ...
+
     async def turn(self, slot: Slot) -> Passing:
         """Wait until it is worth to look. Cancellation: nothing was done."""
         ...
@@ -112,8 +117,8 @@ class Owner(Protocol):
         """The claim of this one has ended, and nobody wanted it."""
         ...
 
-    def pass_over(self, received: Received[Any]) -> None:
-        """It could not be settled, and is free again: not at once a second time."""
+    def pass_over(self, received: Received[Any], *, crossed: bool) -> None:
+        """It could not be settled, and is free again: not at once; soon, where others only `crossed`."""
         ...
 
     def refuse(self, error: LinkRefused) -> None:
@@ -256,7 +261,7 @@ class Slot:
             trouble: Exception | None = None
             try:
                 with trio.move_on_after(CLAIM) as limit:
-                    rows = await self.pin.claim(passing, self._owner.size)
+                    rows = await self.pin.claim(passing, self._owner.room)
                 if limit.cancelled_caught:
                     trouble = CallBroken(f"{self._owner.subscription!r}: no answer to a claim within {CLAIM:g} s")
             except LinkRefused as error:
@@ -362,8 +367,8 @@ class Slot:
         settled = await self.pin.settle(sayings, rest, keep=order.keep, then=passing)
         for received, verdict in zip(said, settled.verdicts, strict=True):
             order.verdicts[received] = verdict
-            if isinstance(verdict, LeaseLost | TransactionEnded) and not settled.crossed:
-                self._owner.pass_over(received)
+            if isinstance(verdict, LeaseLost | TransactionEnded):
+                self._owner.pass_over(received, crossed=settled.crossed)
             if not isinstance(verdict, NotApplied):
                 self._end(received)
         if settled.lost:

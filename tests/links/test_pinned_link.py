@@ -54,6 +54,10 @@ class Server:
     said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
     settled: list[tuple[set[int], set[int]]] = attrs.Factory(list[tuple[set[int], set[int]]])
     """By each commit: what was said, and what stayed."""
+    never: set[int] = attrs.Factory(set[int])
+    """Whose COMMIT fails, with all that is said by it."""
+    crossed: bool = False
+    """Does it fail as if others got into the way?"""
     lending: float = 0.0
     pins: list[FakePin] = attrs.Factory(list["FakePin"])
 
@@ -106,6 +110,9 @@ class FakePin:
         self.server.settled.append(({row[0] for row, _ in said}, {row[0] for row in rest}))
         self.server.said += [(row[0], str(verb)) for row, verb in said]
         await trio.lowlevel.checkpoint()
+        if keys := {row[0] for row, _ in said} & self.server.never:
+            self.server.rows = sorted([*self.server.rows, *(row[0] for row, _ in said)])
+            return Settled([LeaseLost(f"by {keys}")] * len(said), crossed=self.server.crossed)
         verdicts = [self.server.verdicts.pop() if self.server.verdicts else None for _ in said]
         lost, self.server.lost = [row for row in rest if row[0] in self.server.lost], []
         if then is None or any(verdicts) or rest:
@@ -340,6 +347,21 @@ async def test_a_part_of_a_batch(autojump_clock: MockClock) -> None:
         assert [type(each) for each in await link.settle([finish(two), finish(three)])] == [LeaseLost, LeaseLost]
         assert list(await link.settle([finish(four)])) == [None]
     assert server.said == [(0, "finish"), (3, "finish")]
+
+
+@pytest.mark.parametrize("crossed", [False, True])
+@pytest.mark.parametrize("size", [1, 3])
+async def test_one_whose_commit_fails_for_ever(size: int, crossed: bool, autojump_clock: MockClock) -> None:
+    """S-6.2: it keeps no other back that is claimed with it, and is no hot loop, whatever the database says of it."""
+    server = Server([*range(6)], never={0}, crossed=crossed)
+    async with linked(server, limit=size, size=size) as (link, _):
+        with trio.move_on_after(120):
+            while True:
+                await link.settle([finish(received) for received in await link.receive(size)])
+    assert server.rows == [0]
+    said = [row for row, _ in server.said if row >= 0]
+    assert 6 <= said.count(0) <= 16
+    assert all(said.count(row) <= 3 for row in range(1, 6))
 
 
 async def test_a_connection_that_ends_under_a_batch(autojump_clock: MockClock) -> None:
