@@ -92,14 +92,23 @@ class SqlBroker(Broker):
         where locked_until means `Lease(30.0)`, and none of it `RowLock()`. `limit`: how many deliveries may be
         unsettled at once, 1 or more; None: concurrency × size. `poll_interval`: seconds above 0; None: the broker's.
         Raises `ValueError` for a claim form that this table or this database has not, a group where the table has none
-        (or the reverse), and a `custom` statement of an unknown event or name.
+        (or the reverse), and a `custom` statement of an unknown event or name, or one that this form has no use for.
 
-        `custom`: statements of your own, one for each event that shall have one: "ack", "drop", "retry", "retry_after",
-        "dead_letter". Each is carried out in place of the library's, in the transaction that settles the row, and must
-        touch 1 row or more (or, a SELECT, give as many): else the row is *not applied*, and it is said again. It binds
-        `:id`, `:token` (locked_until), `:attempt` (as the table has it), `:now`, `:delay` (seconds, of retry_after) and
-        `:group` (of dead_letter the dead letter's name, else the row's group). Under a lease it runs if the row is ours
-        still; it must let go of the row, by deleting it or emptying locked_until.
+        `custom`: statements of your own, one for each event that shall have one, in place of the library's; none by
+        default. docs/queue-tables.md has an example.
+
+        "ack", "drop", "retry", "retry_after", "dead_letter" are carried out in the transaction that settles the row,
+        and must touch 1 row or more (or, a SELECT, give as many): else the row is *not applied*, and it is said again.
+        They bind `:id`, `:token` (locked_until), `:attempt` (as the table has it), `:now`, `:delay` (seconds, of
+        retry_after) and `:group` (of dead_letter the dead letter's name, else the row's group). Under a lease they run
+        if the row is ours still; they must let go of the row, by deleting it or emptying locked_until.
+
+        "claim" gives the ids of up to `:room` rows that it holds: it has written `:until` into locked_until, or, under
+        a row lock, locked them. It binds `:now` and `:group`, too. A row that it gives and does not hold, or that is
+        not to be had, is passed over. Not under advisory locks. "fetch" gives the content of the row `:id`, by the
+        names of its columns; it goes with "claim", which on SQLite needs it. "extend" writes `:until` into locked_until
+        where that is `:token`; it binds what a settlement does, but for `:delay`. Neither "claim" nor "extend" is for a
+        FIFO table. "lock" and "unlock", under advisory locks on PostgreSQL, give true or false for `:key`, its text.
         """
         interval = self.poll_interval if poll_interval is None else seconds("poll_interval", poll_interval, zero=False)
         queue = SqlQueue(self._database, table, group, claim=claim, limit=limit, poll_interval=interval, custom=custom)

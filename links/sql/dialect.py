@@ -7,7 +7,7 @@ server; what it lacks it refuses by name when a queue is made.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Protocol
@@ -135,6 +135,10 @@ class Dialect(Protocol):
 
         Raises `ValueError` for a form that this server or this table has not.
         """
+        ...
+
+    def check_custom(self, events: Collection[str]) -> None:
+        """Raise `ValueError` for statements of the user's own, by their events, that this server cannot have."""
         ...
 
     def spelled(self, table: str) -> str:

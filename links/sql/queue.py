@@ -58,6 +58,8 @@ class SqlQueue(Source[R]):
         self._limit = None if limit is None else positive("limit", limit)
         if table.fifo and limit is not None:
             self._refuse_more("limit", limit)
+        own = check_custom(custom, form, table)
+        database.dialect.check_custom(own)
         self._poll_interval = poll_interval
         self._facts = sql.Facts(
             queue=self.name,
@@ -65,7 +67,7 @@ class SqlQueue(Source[R]):
             has_attempt=table.attempt is not None,
             has_retry_after=table.retry_after is not None,
             has_group=table.group is not None,
-            custom=check_custom(custom),
+            custom=own,
         )
 
     def __repr__(self) -> str:

@@ -18,7 +18,8 @@ R = TypeVar("R")
 
 Row: TypeAlias = tuple[Any, ...]
 """What a claim gives: id, locked_until, attempt after the claim, payload, headers, key; in row mode the row as a `dict`
-by column, as it was before the claim, with an empty lease."""
+by column, as it was before the claim, with an empty lease. An error in place of the payload, or of the `dict`: why
+there is none."""
 
 Token: TypeAlias = tuple[Any, Any, Any]
 """(id, locked_until, attempt), as they are stored; attempt is None where the table has none."""
@@ -36,6 +37,8 @@ def _body(payload: object) -> bytes:
             return bytes(payload)
         case str():
             return payload.encode("utf-8", "surrogatepass")
+        case Exception():
+            raise payload
         case _:
             raise ValueError(f"the payload is {'NULL' if payload is None else 'a number'}, not bytes or text")
 
@@ -82,6 +85,8 @@ class RowReader(Generic[R]):
                 unreadable = error
         try:
             if self._whole:
+                if isinstance(row[6], Exception):
+                    raise row[6]
                 message = row[6]
                 body = dump_row(message)
                 if self._made is not None:

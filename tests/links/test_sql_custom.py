@@ -43,7 +43,7 @@ CAP = Policy(max_attempts=9, dead_letter="nowhere")
 )
 def test_names_and_what_is_none(text: str, said: str) -> None:
     """DESIGN 6: a colon in a text, a quoted name, a comment or a cast is no name's."""
-    assert check_custom({"ack": text}) == {"ack": text}
+    assert check_custom({"ack": text}, RowLock(), Table("t", id="id")) == {"ack": text}
     assert for_psycopg(text) == said
 
 
@@ -51,7 +51,10 @@ def test_names_and_what_is_none(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("custom", "why"),
     [
-        ({"nack": "SELECT 1"}, "custom must be statements for ack, drop, retry, retry_after, dead_letter, not 'nack'"),
+        (
+            {"nack": "SELECT 1"},
+            "custom must be statements for ack, drop, retry, .*, lock, unlock, not 'nack'",
+        ),
         ({"ack": " ; "}, r"custom\['ack'\] must be a statement"),
         ({"ack": "SELECT :key"}, r"custom\['ack'\] binds :key, which is none of id, token, attempt, now, delay, group"),
     ],

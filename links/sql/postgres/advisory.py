@@ -57,7 +57,7 @@ class AdvisoryPin(PostgresPin[AdvisoryStatements]):
 
     def __init__(self, form: PinnedForm[AdvisoryStatements]) -> None:
         super().__init__(form)
-        self._keys: dict[Any, int] = {}
+        self._keys: dict[Any, Any] = {}
         """By the row's id."""
 
     async def _claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
@@ -188,7 +188,7 @@ class AdvisoryPin(PostgresPin[AdvisoryStatements]):
         else:
             await self._unlock(connection, [self._keys.pop(row[0]) for row, _ in rows])
 
-    async def _unlock(self, connection: TrioConnection, keys: Sequence[int]) -> None:
+    async def _unlock(self, connection: TrioConnection, keys: Sequence[Any]) -> None:
         """Release these. Where the server does not confirm it the connection is closed, and that releases all."""
         if not keys:
             return

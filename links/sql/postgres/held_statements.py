@@ -81,6 +81,10 @@ class RowLockStatements(HeldStatements):
         key, *rest = self.selected
         head = ", ".join((key, "NULL", self.counted, *rest))
         self.claim = f"SELECT {head} {self.due(self.guarded, f' {_LOCKED}')}"
+        self.chosen = (
+            f"SELECT g.n - 1, true, {head} FROM {self.given} JOIN {self.name} j ON j.{self.id} = g.id "
+            f"WHERE {self.claimable} ORDER BY g.n {_LOCKED}"
+        )
         self.again = f"SELECT {key} FROM {self.name} j {self.mine} AND {self.claimable} {_LOCKED}"
 
 
@@ -108,6 +112,10 @@ class AdvisoryStatements(HeldStatements):
     """The same of the first rows whose lock nobody holds; it asks for all locks of the server."""
     take_one: str
     """The same of the row `id` alone."""
+    candidates: str
+    """Id and key's text of the first `room` due rows, but for those whose keys are in `tried`."""
+    take_locked: str
+    """Claim the row `id`, whose lock is won; whether its attempt was counted, and what a lease's claim gives."""
     uncount: str
     """The attempt is what it was before the claim."""
 
@@ -116,10 +124,14 @@ class AdvisoryStatements(HeldStatements):
         text = ", ".join(_text(part) if isinstance(part, str) else self._read(part.name) for part in lock.parts)
         count = quote(table.attempt) if table.attempt else ""
         self.uncount = self.update(f"{count} = j.{count} - 1" if count else "")
-        self._key = f"pg_catalog.hashtextextended(pg_catalog.concat({text}), 0)"
+        self._name = f"pg_catalog.concat({text})"
+        self._key = f"pg_catalog.hashtextextended({self._name}, 0)"
+        fresh = f" AND NOT ({self._name} = ANY (%(tried)s::text[]))"
+        self.candidates = f"SELECT {schema.key(table.id, 'j')}, {self._name} {self.due(fresh)}"
         self.take = self._take()
         self.take_free = self._take(f" AND {self._key} NOT IN (SELECT key FROM held)", _HELD)
         self.take_one = self._take(f" AND j.{self.id} = %(id)s::{self.kind}")
+        self.take_locked = self._take_locked()
 
     def _read(self, column: str) -> str:
         """The column as a text that is the same in every session."""
@@ -129,14 +141,8 @@ class AdvisoryStatements(HeldStatements):
         return f"encode({name}, 'hex')" if kind == "bytea" else name
 
     def _take(self, more: str = "", held: str = "") -> str:
-        columns = [f"{value} AS c{number}" for number, value in enumerate((f"j.{self.id}", *self.selected))]
-        names = [f"m.c{number}" for number in range(1, len(columns))]
-        count = _set(self.table.attempt, self.counted)
-        taken = "SELECT c0, NULL::bigint AS attempt FROM mine"
-        if count:
-            after = f"j.{self.id} AS c0, j.{quote(self.table.attempt or '')} AS attempt"
-            which = f"WHERE j.{self.id} = ANY (ARRAY(SELECT c0 FROM mine))"
-            taken = f"UPDATE {self.name} j SET {count} {which} RETURNING {after}"
+        which = f"j.{self.id} = ANY (ARRAY(SELECT id FROM walk WHERE won))"
+        mine, names = self._mine(which)
         return (
             f"WITH RECURSIVE {held}"
             f"due AS MATERIALIZED (SELECT j.{self.id} AS id, {self._key} AS key {self.due(more)}), "
@@ -147,12 +153,33 @@ class AdvisoryStatements(HeldStatements):
             "FROM tried WHERE n = 1 "
             "UNION ALL SELECT t.n, t.id, t.key, pg_catalog.pg_try_advisory_lock(t.key), w.before + w.won::int "
             "FROM walk w JOIN tried t ON t.n = w.n + 1 WHERE w.before + w.won::int < %(wanted)s), "
-            f"mine AS MATERIALIZED (SELECT {', '.join(columns)} FROM {self.name} j "
-            f"WHERE j.{self.id} = ANY (ARRAY(SELECT id FROM walk WHERE won)) AND {self.claimable} {_LOCKED}), "
-            f"taken AS ({taken}) "
+            f"{mine} "
             "SELECT (SELECT count(*) FROM due), w.key, m.c0 IS NOT NULL, t.c0 IS NOT NULL, "
             f"{names[0]}, NULL, t.attempt, {', '.join(names[1:])} FROM (SELECT) one LEFT JOIN walk w ON w.won "
             "LEFT JOIN mine m ON m.c0 = w.id LEFT JOIN taken t ON t.c0 = w.id ORDER BY w.n"
+        )
+
+    def _mine(self, which: str) -> tuple[str, list[str]]:
+        """The rows that may be claimed still, as `mine`, and those whose attempt was counted, as `taken`.
+
+        And the names of what a lease's claim gives, but for token and attempt.
+        """
+        columns = [f"{value} AS c{number}" for number, value in enumerate((f"j.{self.id}", *self.selected))]
+        names = [f"m.c{number}" for number in range(1, len(columns))]
+        count = _set(self.table.attempt, self.counted)
+        taken = "SELECT c0, NULL::bigint AS attempt FROM mine"
+        if count:
+            after = f"j.{self.id} AS c0, j.{quote(self.table.attempt or '')} AS attempt"
+            those = f"WHERE j.{self.id} = ANY (ARRAY(SELECT c0 FROM mine))"
+            taken = f"UPDATE {self.name} j SET {count} {those} RETURNING {after}"
+        mine = f"SELECT {', '.join(columns)} FROM {self.name} j WHERE {which} AND {self.claimable} {_LOCKED}"
+        return f"mine AS MATERIALIZED ({mine}), taken AS ({taken})", names
+
+    def _take_locked(self) -> str:
+        mine, names = self._mine(f"j.{self.id} = %(id)s::{self.kind}")
+        return (
+            f"WITH {mine} SELECT t.c0 IS NOT NULL, {names[0]}, NULL, t.attempt, {', '.join(names[1:])} "
+            "FROM mine m LEFT JOIN taken t ON t.c0 = m.c0"
         )
 
 

@@ -102,7 +102,7 @@ async def inspect(
     if dead_letter is not None:
         warnings += await _check_dead_letter(connection, table, (schema, texts), dead_letter, here)
     for line in (
-        await unserved(connection, table, schema, texts, {"group": group}),
+        None if "claim" in custom else await unserved(connection, table, schema, texts, {"group": group}),
         await unmarked(connection, table, schema),
     ):
         if line is not None:
@@ -236,7 +236,7 @@ async def _check_key(connection: TrioConnection, table: Table[Any], schema: Post
 
 _BOUND: dict[str, Any] = {
     "ids": [], "tokens": [], "attempts": [], "over": [], "group": None, "to": None, "lease": 1.0,
-    "room": 1, "wanted": 1, "id": None, "held": [],
+    "room": 1, "wanted": 1, "id": None, "held": [], "until": None, "key": None,
 }  # fmt: skip
 
 

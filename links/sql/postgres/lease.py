@@ -8,14 +8,17 @@ Cancellation, anywhere: the statement is cancelled on the server, and took effec
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
 import trio
 
+from links.sql.custom import for_psycopg
 from links.sql.jobs import Passing
 from links.sql.postgres.codes import is_of_the_row, is_reshaped
+from links.sql.postgres.custom import claimed
 from links.sql.postgres.lender import PostgresLender
 from links.sql.postgres.looked import Ignored, Looked
 from links.sql.postgres.pin import Connect
@@ -54,6 +57,8 @@ class PostgresLease(Looked[LeaseStatements]):
 
         One that cannot be leased is `passing`'s, and the claim goes on behind it. Raises what says nothing of a row.
         """
+        if "claim" in self.own:
+            return await self._own_claim(connection, room, passing)
         taken: list[Row] = []
         passing.complete = False
         while not passing.enough:
@@ -79,6 +84,20 @@ class PostgresLease(Looked[LeaseStatements]):
             if len(taken) == room:
                 break
         return taken
+
+    async def _own_claim(self, connection: TrioConnection, room: int, passing: Passing) -> list[Row]:
+        async with connection.transaction():
+            until = await self._expiry(connection)
+            rows = await claimed(self, connection, room, passing, until)
+        if self.table.payload is None and self.table.attempt is not None and "fetch" not in self.own:
+            for row in rows:  # the row as it was before the claim
+                row[6][self.table.attempt] = None if row[2] is None else row[2] - 1
+        return rows
+
+    async def _expiry(self, connection: TrioConnection) -> str:
+        """The end of a lease from now."""
+        ((until, _),) = await self.rows(connection, self.texts.expiry, {"lease": self.lease})
+        return str(until)
 
     def _wanted(self, room: int, passing: Passing, taken: Sequence[Row] = ()) -> dict[str, Any]:
         over = [*passing.held, *passing.over, *passing.failed, *[row[0] for row in taken]]
@@ -144,9 +163,12 @@ class PostgresLease(Looked[LeaseStatements]):
     ) -> tuple[set[int], list[Row] | None]:
         """As `say`, then as `claim`, by one message to the server and one transaction.
 
-        No rows but None: another claimer had the guard of the FIFO group, so nobody has looked behind what was said.
+        No rows but None: another claimer had the guard of the FIFO group, so nobody has looked behind what was said; or
+        it takes a statement of the user's own.
         Raises `psycopg.Error`: nothing was done, or the connection is closed.
         """
+        if "claim" in self.own:
+            return await self.say(connection, verbs, tokens), None
         text, values = self._saying(verbs, tokens)
         wanted = self._wanted(room, passing)
         guard = None
@@ -195,7 +217,7 @@ class PostgresLease(Looked[LeaseStatements]):
     async def custom(self, connection: TrioConnection, token: Token, verb: Custom) -> bool:
         """As `Looked.carry_out`, where the row is still ours; False: it is not, or somebody has locked it."""
         async with connection.transaction():
-            if not await self.rows(connection, self.texts.hold, self._bound([token])):
+            if not await self._held(connection, [token]):
                 return False
             await self.carry_out(connection, verb, token)
         return True
@@ -206,9 +228,32 @@ class PostgresLease(Looked[LeaseStatements]):
 
     async def extend(self, connection: TrioConnection, tokens: Sequence[Token]) -> dict[int, Token]:
         """Lease these again: the tokens that now hold those that were touched. Raises `psycopg.Error`: none was."""
+        if "extend" in self.own:
+            return await self._own_extend(connection, tokens)
         values = {**self._bound(tokens), "lease": self.lease}
         found = await self.rows(connection, self.texts.extend, values)
         return {n - 1: (tokens[n - 1][0], token, tokens[n - 1][2]) for n, token in found if token is not None}
+
+    async def _own_extend(self, connection: TrioConnection, tokens: Sequence[Token]) -> dict[int, Token]:
+        """By the statement for extend, where the lease is still ours; what it leases otherwise is undone."""
+        found: dict[int, Token] = {}
+        async with connection.transaction():
+            until = await self._expiry(connection)
+            for number in sorted(await self._held(connection, tokens)):
+                key, token, attempt = tokens[number]
+                names = {"id": key, "token": token, "attempt": attempt, "group": self.group, "until": until}
+                new = (key, until, attempt)
+                with contextlib.suppress(Ignored):
+                    async with connection.transaction():
+                        await connection.execute(for_psycopg(self.own["extend"]).encode(), names)
+                        if not await self.holds(connection, [new]):
+                            raise Ignored
+                    found[number] = new
+        return found
+
+    async def _held(self, connection: TrioConnection, tokens: Sequence[Token]) -> list[int]:
+        """Lock those that are still ours, and that nobody else has locked."""
+        return [n - 1 for (n,) in await self.rows(connection, self.texts.hold, self._bound(tokens))]
 
     async def extended(self, connection: TrioConnection, tokens: Sequence[Token]) -> dict[int, Token]:
         """After a renewal that may have been made: the tokens of those that are of the same attempt, and so ours.

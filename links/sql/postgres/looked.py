@@ -71,7 +71,7 @@ class Looked(Generic[T]):
         self.table, self.group, self.claim_form = table, group, claim
         self.warnings: list[str] = []
         """What was told so far: said once."""
-        self._subscription, self._dead_letter, self._custom = subscription, dead_letter, custom
+        self._subscription, self._dead_letter, self.own = subscription, dead_letter, custom
         self._known: list[tuple[Any, ...]] = []
         self._looked = 0.0
         self.schema: PostgresSchema
@@ -88,7 +88,7 @@ class Looked(Generic[T]):
             self.claim_form,
             subscription=self._subscription,
             dead_letter=self._dead_letter,
-            custom=self._custom,
+            custom=self.own,
         )
         self._known, self.schema, self.texts = known, look.schema, cast("T", look.texts)
         self._looked = trio.current_time()

@@ -195,7 +195,7 @@ class PostgresPin(Generic[T]):
             )
         try:
             if not self._written or (verdict := await self._after_handler(connection, keep=keep)) is None:
-                return await self._settle(connection, said, rest, then)
+                return await self._settle(connection, said, rest, None if "claim" in self._form.own else then)
         except psycopg.Error as error:
             self.close()
             verdict = None

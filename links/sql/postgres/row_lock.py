@@ -30,11 +30,12 @@ import trio
 from psycopg.pq import TransactionStatus
 
 from links.abc import Verdict
-from links.errors import CallBroken, LeaseLost
+from links.errors import CallBroken, LeaseLost, LinkError
 from links.sql.dialect import Writer
 from links.sql.jobs import Passing
 from links.sql.pin import Settled
 from links.sql.postgres.codes import is_again, is_doomed, is_reshaped, is_unprepared
+from links.sql.postgres.custom import claimed
 from links.sql.postgres.held_statements import RowLockStatements
 from links.sql.postgres.looked import Ignored
 from links.sql.postgres.pin import PinnedForm, PostgresPin, first_line, not_applied
@@ -88,6 +89,8 @@ class RowLockPin(PostgresPin[RowLockStatements]):
     async def _claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
         await self._look_again(connection, now=False)
         self._written, self._kept, self._room = False, False, room
+        if "claim" in self._form.own:
+            return await self._own_claim(connection, passing, room)
         if self._prepared is None or self._prepared.connection is not connection:
             self._prepared = Prepared(connection)
         try:
@@ -103,6 +106,24 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         if self._form.texts.guard:
             return await self._head(connection, texts, passing)
         return await self._found(connection, texts, passing)
+
+    async def _own_claim(self, connection: TrioConnection, passing: Passing, room: int) -> Sequence[Row]:
+        """By the statement for claim; ours locks each row, too, so that none is worked on that is not locked.
+
+        What else it has written is undone where a verb fails, and the rows are locked again.
+        """
+        rows: Sequence[Row] = ()
+        failure: LinkError | None = None
+        try:
+            await connection.execute(self._form.begin.encode())
+            rows = await claimed(self._form, connection, room, passing)
+        except LinkError as error:
+            failure = error
+        if not rows:
+            await self._roll_back(connection)
+        if failure is not None:
+            raise failure
+        return rows
 
     async def _head(self, connection: TrioConnection, texts: Sequence[str], passing: Passing) -> Sequence[Row]:
         """The head of a FIFO group, where it is to be had, behind the guard."""

@@ -30,6 +30,8 @@ __all__ = ["LeaseStatements", "Rows", "insert", "later", "limited"]
 _NONE: Mapping[str, str] = MappingProxyType({})
 _NOW = "(SELECT clock_timestamp())"
 _EXPIRY = "clock_timestamp() + make_interval(secs => %(lease)s)"
+_LOCKED = "1s"
+"""For so long a statement of the user's own may wait for a lock: the queue's other work waits with it."""
 _GUARD = "trio_settlement.guard"
 """A setting of the transaction: has it got the guard of its group?"""
 
@@ -61,6 +63,9 @@ class Rows:
 
     events: tuple[str, ...] = ()
     delays: Any = None
+    chosen: str
+    """Of each row of `ids` that this claim holds, in their order: its place there, whether it may be claimed, and what
+    a lease's claim gives. Binds `group`, and `until` of a lease."""
     look: str
     """The ids of up to `room` due rows but for `over`, in the queue's order; binds `group`."""
 
@@ -69,6 +74,7 @@ class Rows:
         self.name, self.id = quote_table(table.name), quote(table.id)
         self.kind = schema[table.id].array
         self.ids = f"{self.kind}[]"
+        self.given = f"unnest(%(ids)s::{self.ids}) WITH ORDINALITY AS g(id, n)"
         self.guard = self._guard() if table.fifo else ""
         self.guarded = f" AND current_setting('{_GUARD}', true) = 'true'" if table.fifo else ""
         self.look = f"SELECT {schema.key(table.id, 'j')} {self.due()}"
@@ -98,6 +104,14 @@ class Rows:
     @property
     def claimable(self) -> str:
         """What is true of a row that a claim may have."""
+        if not self.table.locked_until:
+            return self.waiting
+        lock = f"j.{quote(self.table.locked_until)}"
+        return f"{self.waiting} AND ({lock} IS NULL OR {lock} <= {_NOW})"
+
+    @property
+    def waiting(self) -> str:
+        """What is true of a row that is due and not finished, whoever holds it."""
         table = self.table
         due: list[str] = []
         if table.group:
@@ -108,9 +122,6 @@ class Rows:
             due.append(f"({column} IS NULL OR {visible})" if self.schema[table.retry_after].nullable else visible)
         if table.processed_at:
             due.append(f"j.{quote(table.processed_at)} IS NULL")
-        if table.locked_until:
-            lock = f"j.{quote(table.locked_until)}"
-            due.append(f"({lock} IS NULL OR {lock} <= {_NOW})")
         return " AND ".join(due) or "true"
 
     def due(self, more: str = "", end: str = "") -> str:
@@ -193,6 +204,8 @@ class LeaseStatements(Rows):
     """Let the lease go; the rows are of group `to`."""
     extend: str
     """Lease for `lease` seconds from now; gives number and new token."""
+    expiry: str
+    """The end of a lease of `lease` seconds from now; what follows in the transaction waits for no lock for long."""
     extended: str
     """Number and token of those that are of the same attempt still: whatever became of a renewal, they are ours."""
 
@@ -221,6 +234,8 @@ class LeaseStatements(Rows):
         self.delay = self._freed(free, table.retry_after, later("held.seconds"))
         self.regroup = self._freed(free, table.group, "%(to)s")
         self.extend = self._update(f"{self._lock} = {_EXPIRY}", so=self._leased, ours=ours)
+        self.expiry = f"SELECT {_token(f'({_EXPIRY})')}, set_config('lock_timeout', '{_LOCKED}', true)"
+        self.chosen = self._chosen()
         self.extended = (
             f"SELECT g.n, {_token(f'j.{self._lock}')} FROM {self.name} j JOIN {self._given} "
             f"ON {same} AND j.{self._lock} > clock_timestamp()"
@@ -251,6 +266,15 @@ class LeaseStatements(Rows):
             f"WHERE j.{self.id} = d.c0 RETURNING d.n, {self._leased} AS token, {after} AS attempt) "
             f"SELECT {names[1]}, l.token, l.attempt, {', '.join(names[2:])} "
             "FROM numbered d LEFT JOIN leased l USING (n) ORDER BY n"
+        )
+
+    def _chosen(self) -> str:
+        key, *rest = self.selected
+        count = f"j.{self._count}" if self._count else "NULL::bigint"
+        return (
+            f"SELECT g.n - 1, {self.waiting}, {key}, {_token(f'j.{self._lock}')}, {count}, {', '.join(rest)} "
+            f"FROM {self.given} JOIN {self.name} j ON j.{self.id} = g.id AND j.{self._lock} = %(until)s::timestamptz "
+            "ORDER BY g.n"
         )
 
     @property

@@ -22,6 +22,7 @@ from links.errors import CallBroken, ConnectionBroken, LeaseLost, LinkError, Set
 from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Purge, Release, Saying, Settling
 from links.sql.postgres.advisory import PostgresAdvisory
 from links.sql.postgres.codes import is_again, is_reshaped
+from links.sql.postgres.custom_lock import PostgresCustomLock
 from links.sql.postgres.insert import PostgresInserter
 from links.sql.postgres.lease import PostgresLease
 from links.sql.postgres.looked import LOCKED, PAUSES, Ignored
@@ -101,15 +102,16 @@ class _Look(_Whole[Look]):
             where = f"subscription {job.subscription!r}, table {job.table.name!r}"
             await check_room(connection, job.places, where)
         names: dict[str, Any] = {"subscription": job.subscription, "dead_letter": job.dead_letter, "custom": job.custom}
+        names["connect"] = self._session if isinstance(job.claim, AdvisoryLock) else self._connect
         form: PostgresLease | PostgresRowLock | PostgresAdvisory
         match job.claim:
             case Lease():
-                form = PostgresLease(*asked, connect=self._connect, **names)
+                form = PostgresLease(*asked, **names)
             case RowLock():
-                form = PostgresRowLock(*asked, connect=self._connect, **names)
+                form = PostgresRowLock(*asked, **names)
             case AdvisoryLock():
                 (await self._session()).finish()  # refused now, behind a pooler
-                form = PostgresAdvisory(*asked, connect=self._session, **names)
+                form = (PostgresCustomLock if "lock" in job.custom else PostgresAdvisory)(*asked, **names)
         await form.look(connection)
         job.form = form
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,20 @@ class SqliteDialect:
                 "may be leased by others; leave the role out of Table(…) where it is not"
             )
         return claim or Lease(30.0)
+
+    def check_custom(self, events: Collection[str]) -> None:
+        """Raise `ValueError` for a lock, which nothing would end, and for a claim without a fetch."""
+        if "lock" in events:
+            raise ValueError(
+                "custom['lock'] and custom['unlock'] cannot be on SQLite, where no lock ends with its connection or "
+                "process: one that a crash leaves would hold its rows for ever; leave them out, and the library holds "
+                "the keys itself"
+            )
+        if "claim" in events and "fetch" not in events:
+            raise ValueError(
+                "custom['claim'] needs custom['fetch'] as well on SQLite, where a claim gives ids alone: such as "
+                "SELECT … WHERE id = :id"
+            )
 
     def spelled(self, table: str) -> str:
         """Schema `main` is left out, case does not count."""

@@ -86,7 +86,10 @@ def inspect(
         _plan(connection, text, dict.fromkeys(NAMES, 0), f"{here}: custom[{event!r}]")
     if dead_letter is not None:
         _check_dead_letter(connection, texts, schema, dead_letter, here)
-    return SqliteLook(schema, [f"{here}: {line}" for line in _warnings(connection, texts, schema)])
+    warnings = _warnings(connection, texts, schema)
+    looks = (unmarked,) if "claim" in custom else (unserved, unmarked)
+    warnings += [line for look in looks if (line := look(connection, table, texts))]
+    return SqliteLook(schema, [f"{here}: {line}" for line in warnings])
 
 
 def _view(connection: sqlite3.Connection, table: str) -> str:
@@ -276,7 +279,6 @@ def _warnings(connection: sqlite3.Connection, texts: SqliteStatements, schema: S
         text = f"SELECT 1 FROM {quote_table(table.name)} WHERE {quote(table.id)} IS NULL LIMIT 1"  # noqa: S608
         if connection.execute(text).fetchone():
             found.append(f"there are rows whose {table.id!r} (id) is NULL; they are never delivered, give them an id")
-    found += [line for look in (unserved, unmarked) if (line := look(connection, table, texts))]
     return found
 
 

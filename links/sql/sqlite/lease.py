@@ -15,9 +15,12 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from links.errors import CallBroken
+from links.sql.custom import fetched, ids_of, ours_of
 from links.sql.jobs import Passing
 from links.sql.rows import BadText, Row, Token
 from links.sql.sqlite.codes import BINDING, is_of_the_row
+from links.sql.sqlite.custom import asked
 from links.sql.sqlite.inspect import SqliteLook
 from links.sql.sqlite.lender import Beside, SqliteLender
 from links.sql.sqlite.looked import Ignored, SqliteLooked
@@ -56,6 +59,9 @@ class SqliteLease(SqliteLooked):
         and what has ended the transaction.
         """
         self._again(connection)
+        if "claim" in self.own:
+            with undone(connection, "claim"):
+                return self._own_claim(connection, now, room, passing)
         due: dict[str, Any] = {"now": self._lock(now), "due": self._due(now), "group": self.group}
         expiry: Any = None
         taken: list[Row] = []
@@ -79,6 +85,27 @@ class SqliteLease(SqliteLooked):
                 return taken
             # those that were leased are not found again, those that are passed over may all stand in front
             look = min(2 * look, room - len(taken) + passing.size)
+
+    def _own_claim(self, connection: sqlite3.Connection, now: int, room: int, passing: Passing) -> list[Row]:
+        """By the statements for claim and fetch. Raises `CallBroken`."""
+        until = self._lock(self._expiry(now))
+        values = {"now": self._lock(now), "group": self.group, "room": room, "until": until}
+        names, found = asked(connection, "claim", self.own["claim"], values)
+        if not names:
+            raise CallBroken("the statement for 'claim' gives no rows, and must give ids, such as by RETURNING")
+        ids = ids_of(found, room)
+        passing.complete = len(ids) < room
+        looked: list[Row] = []
+        for place, key in enumerate(ids):
+            texts = self._odd_texts if type(key) is BadText else self.texts
+            given = {"id": key, "expiry": until, "due": self._due(now), "group": self.group}
+            looked += [(place, *row) for row in connection.execute(texts.chosen, given).fetchall()]
+        rows = ours_of(ids, looked, passing, "not there, or not leased until :until")
+        return [self._fetched(connection, row) for row in rows]
+
+    def _fetched(self, connection: sqlite3.Connection, row: Row) -> Row:
+        values = {"id": row[0], "group": self.group}
+        return fetched(self.table, row, *asked(connection, "fetch", self.own["fetch"], values))
 
     def _in_work(self, connection: sqlite3.Connection, due: dict[str, Any], passing: Passing) -> bool:
         """Is a row of this FIFO group in work: leased, or held by this process, whose handler may still be at it?"""
@@ -192,6 +219,8 @@ class SqliteLease(SqliteLooked):
         """The token that now holds the row; None: the lease was lost."""
         self._again(connection)
         expiry = self._lock(later(now, self.lease))
+        if "extend" in self.own:
+            return self._own_extend(connection, now, token, expiry)
         if not self._touch(connection, "extend", token, expiry, self._lock(now)):
             return None
         if self.schema.triggers:
@@ -199,6 +228,19 @@ class SqliteLease(SqliteLooked):
             found = connection.execute(texts.taken, {"id": token[0], "now": self._lock(now)}).fetchone()
             return None if found is None else (token[0], *found)
         return (token[0], expiry, token[2])
+
+    def _own_extend(self, connection: sqlite3.Connection, now: int, token: Token, expiry: Any) -> Token | None:
+        """By the statement for extend, where the lease is still ours. Raises `Ignored` where it leased otherwise."""
+        if not self.holds(connection, token):
+            return None
+        key, until, attempt = token
+        values = {"id": key, "token": until, "attempt": attempt, "now": self._lock(now), "group": self.group}
+        new = (key, expiry, attempt)
+        with undone(connection, "extend"):
+            connection.execute(self.own["extend"], values | {"until": expiry}).fetchall()
+            if not self.holds(connection, new):
+                raise Ignored("the statement for 'extend' has not leased it until :until")
+        return new
 
     def let_go(self, connection: sqlite3.Connection, token: Token, *, counted: bool) -> bool:
         """Let the lease go; not `counted`: the attempt is what it was before the claim. False: it was lost."""

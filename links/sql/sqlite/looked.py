@@ -51,7 +51,7 @@ class SqliteLooked:
         key: AdvisoryLock | None = None,
     ) -> None:
         """`key`: of the advisory form; None, the default, for the others."""
-        self.table, self.group, self._key, self._custom = table, group, key, custom
+        self.table, self.group, self._key, self.own = table, group, key, custom
         self._subscription, self._dead_letter = subscription, dead_letter
         self.here = f"subscription {subscription!r}, table {table.name!r}"
         """For errors."""
@@ -70,7 +70,7 @@ class SqliteLooked:
             self.table,
             self._subscription,
             dead_letter=self._dead_letter,
-            custom=self._custom,
+            custom=self.own,
             key=self._key,
         )
         schema, table = look.schema, self.table

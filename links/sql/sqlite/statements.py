@@ -48,6 +48,9 @@ class SqliteStatements:
     """
     read: str
     """What the claim of a lease gives, of the row `:id`; in the advisory form."""
+    chosen: str
+    """Of the row `:id`, where it is leased until `:expiry`: whether it may be claimed, id, lease, attempt; binds `:due`
+    and `:group`."""
     leased: str
     """Id of each row of the FIFO group that has a lease, and whether it lasts at `:now`."""
     take: str
@@ -111,6 +114,11 @@ class SqliteStatements:
         counted = quote(table.attempt) if table.attempt else "NULL"
         if table.locked_until:
             self.claim, self.read = self._claim(self._selected()), ""
+            waiting = " AND ".join([*self._group(), *self._due(), *self._unfinished()]) or "1"
+            self.chosen = (
+                f"SELECT {waiting}, {self._id}, {self._lock}, {counted} FROM {self._name} {self._row} "
+                f"AND {self._lock} = :expiry"
+            )
             self.leased = self._leased() if table.fifo else ""
             self.take = self._set(f"{self._lock} = :expiry", count, where=self._row)
             self.taken = f"SELECT {self._lock}, {counted} FROM {self._name} {self._row} AND {self._lock} > :now"
@@ -122,7 +130,7 @@ class SqliteStatements:
             raise ValueError(f"{table.name!r} has no locked_until column, so it can be locked by keys alone")
         self.claim = self._claim([self._id, _key(key)])
         self.read = f"SELECT {', '.join(self._selected())} FROM {self._name} {self._row}"
-        self.leased = self.extend = ""
+        self.chosen = self.leased = self.extend = ""
         self.take = self._set(count, where=self._row)
         self.taken = f"SELECT {counted} FROM {self._name} {self._row}"
 
@@ -150,13 +158,7 @@ class SqliteStatements:
     def _claim(self, selected: Sequence[str]) -> str:
         """Where the table is FIFO it is the head of the group, or nothing."""
         table, key, lock = self.table, self._id, self._lock
-        group = [f"{quote(table.group)} = :group"] if table.group else []
-        due: list[str] = []
-        if table.retry_after:
-            visible = f"{quote(table.retry_after)} <= :due"
-            nullable = table.retry_after in self.nullable
-            due.append(f"({quote(table.retry_after)} IS NULL OR {visible})" if nullable else visible)
-        unfinished = [f"{quote(table.processed_at)} IS NULL"] if table.processed_at else []
+        group, due, unfinished = self._group(), self._due(), self._unfinished()
         free = [f"({lock} IS NULL OR {lock} <= :now)"] if lock else []
         known = [f"{key} IS NOT NULL"] if table.id in self.nullable else []
         select, order = f"SELECT {', '.join(selected)}", f"ORDER BY {', '.join(map(quote, self.order))}"
@@ -166,6 +168,19 @@ class SqliteStatements:
         conditions = group + due + unfinished + free + known
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return f"{select} FROM {self._name}{where} {order} LIMIT :room"
+
+    def _group(self) -> list[str]:
+        return [f"{quote(self.table.group)} = :group"] if self.table.group else []
+
+    def _due(self) -> list[str]:
+        column = self.table.retry_after
+        if not column:
+            return []
+        visible = f"{quote(column)} <= :due"
+        return [f"({quote(column)} IS NULL OR {visible})" if column in self.nullable else visible]
+
+    def _unfinished(self) -> list[str]:
+        return [f"{quote(self.table.processed_at)} IS NULL"] if self.table.processed_at else []
 
     def _selected(self) -> list[str]:
         table = self.table
