@@ -69,6 +69,41 @@ async def test_the_page_is_true_of_postgresql(database: str, capsys: pytest.Capt
 
 
 @pytest.mark.sqlite
+async def test_the_statements_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
+    """The newest row comes first; on SQLite as the page says."""
+    names: dict[str, Any] = {}
+    for program in blocks("python"):
+        exec(program, names)  # noqa: S102 -- our own page
+    capsys.readouterr()
+    path = tmp_path / "q.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.executescript(names["ORDERS"].ddl("sqlite"))
+        database.execute("INSERT INTO orders (body) VALUES (x'61'), (x'62')")
+    names["NEWEST_FIRST"]["claim"] = names["NEWEST_FIRST"]["claim"].replace("FOR UPDATE SKIP LOCKED", "")
+    async with open_link(names["newest_first"](SqlBroker(f"sqlite:///{path}"))) as link:
+        assert bodies(await link.receive(1)) == [b"b"]
+    assert caplog.records == []
+
+
+@pytest.mark.postgres
+@pytest.mark.servers
+async def test_the_statements_of_the_page_on_postgresql(
+    database: str, capsys: pytest.CaptureFixture[str], caplog: Any
+) -> None:
+    """The newest row comes first."""
+    names: dict[str, Any] = {}
+    for program in blocks("python"):
+        exec(program, names)  # noqa: S102 -- our own page
+    capsys.readouterr()
+    tables = PostgresTables(database)
+    tables.run(names["ORDERS"].ddl("postgresql"))
+    tables.run("INSERT INTO orders (body) VALUES ('a'), ('b')")
+    async with open_link(names["newest_first"](tables.broker())) as link:
+        assert bodies(await link.receive(1)) == [b"b"]
+    assert caplog.records == []
+
+
+@pytest.mark.sqlite
 async def test_the_fifo_table_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
     """Its own ddl attaches without a warning; what the page says is refused is refused."""
     names: dict[str, Any] = {}
