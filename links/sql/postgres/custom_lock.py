@@ -39,7 +39,7 @@ _AHEAD = 15
 class PostgresCustomLock(PostgresAdvisory):
     """A queue whose rows are in work under a lock of the user's own."""
 
-    def pin(self, writer: Writer) -> CustomLockPin:  # noqa: ARG002 -- it has a connection of its own
+    def pin(self, writer: Writer, limit: int) -> CustomLockPin:  # noqa: ARG002 -- it has a connection of its own
         """A new one, not connected yet."""
         return CustomLockPin(self)
 
