@@ -69,6 +69,7 @@ class PinnedLink(Link[R]):
         self._over = over
         self.subscription, self.goodbye = subscription, goodbye
         self.size = min(size, limit)
+        self._running = trio.CancelScope(shield=True)
         self._slots = [Slot(self, form.pin(writer, limit)) for _ in range(limit // self.size)]
         self._at: dict[Received[R], Slot] = {}
         """Where each row in hand is."""
@@ -97,13 +98,19 @@ class PinnedLink(Link[R]):
         self.degraded(what, why)  # set after this link was made
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the slots, until cancelled: then no row is claimed; a statement under way has one goodbye to end in."""
+        """Run the slots, up to the goodbye: then no row is claimed; a statement under way has one goodbye to end in.
+
+        Cancellation: not heard once it has started, for a handler that is cancelled may still be at work on what the
+        slots hold. The goodbye is, and bounds the shield.
+        """
+        task_status.started()
+        await trio.lowlevel.checkpoint_if_cancelled()
         try:
-            async with trio.open_nursery() as nursery:
-                for slot in self._slots:
-                    nursery.start_soon(slot.run)
-                nursery.start_soon(self._watch)
-                task_status.started()
+            with self._running:
+                async with trio.open_nursery() as nursery:
+                    for slot in self._slots:
+                        nursery.start_soon(slot.run)
+                    nursery.start_soon(self._watch)
         finally:
             for slot in self._slots:
                 slot.pin.close()
@@ -214,6 +221,7 @@ class PinnedLink(Link[R]):
                 await self.give_back([*self._at])
                 if self._claims:  # it may count an attempt, and no handler will begin with it
                     await self._claimed.park()
+        self._running.cancel()
 
     # --- what slots ask ----------------------------------------------------------------------------------------------
 

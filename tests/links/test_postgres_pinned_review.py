@@ -233,6 +233,38 @@ async def test_cancelled_at_random_moments(database: str, form: str, size: int) 
 
 
 @pytest.mark.parametrize("form", FORMS)
+async def test_a_row_is_held_until_its_cancelled_handler_has_ended(database: str, form: str) -> None:
+    """S-4.3, S-4.4: whoever cancels the runtime cancels handlers that may have to clean up: nobody begins meanwhile."""
+    tables = tables_of(database, 1)
+    held: list[bool] = []
+    started = trio.Event()
+
+    async def handle(_: Delivery[bytes]) -> None:
+        started.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.2)  # for whoever would let go
+                held.append(bool(tables.run(HELD)))
+
+    source = tables.broker().queue(tables.table(), claim=FORMS[form])
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+
+            async def run() -> None:
+                async with open_runtime(Subscription(source, handle)):
+                    await trio.sleep_forever()
+
+            nursery.start_soon(run)
+            await started.wait()
+            nursery.cancel_scope.cancel()
+    assert held == [True]
+    await free(tables)
+    assert len(tables.rows()) == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
 async def test_a_batch_whose_handler_takes_too_long(database: str, form: str) -> None:
     """C-7.5, S-6.2: `within` is a failure of each: they are put back by one commit, and come again."""
     tables = tables_of(database, 3)
