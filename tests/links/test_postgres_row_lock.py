@@ -222,6 +222,27 @@ async def test_a_verb_that_fails_leaves_the_claim_alive(database: str) -> None:
     assert tables.rows() == []
 
 
+@pytest.mark.parametrize("action", ["RAISE 'no'", "RETURN NULL"])
+async def test_a_table_can_be_mended_while_a_row_is_tried_again(database: str, action: str) -> None:
+    """DESIGN 3.8: who alters the table has his turn at the next try; then the verb is said, with no second call."""
+    tables = locked(database)
+    tables.run(f"CREATE FUNCTION say() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {action}; END $$")
+    tables.run("CREATE TRIGGER say BEFORE DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION say()")
+    tables.add(b"a")
+    calls = 0
+
+    async def handler(_: Delivery[bytes]) -> None:
+        nonlocal calls
+        calls += 1
+
+    async with open_runtime(Subscription(queue_of(tables), handler, name="jobs")) as runtime:
+        await until(lambda: runtime.ledger("jobs").in_hand == 1 and calls == 1)
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(tables.run, "DROP TRIGGER say ON jobs")
+        await until(lambda: runtime.ledger("jobs").acked == 1)
+    assert (calls, tables.rows()) == (1, [])
+
+
 async def test_a_commit_that_fails_passes_the_row_over(database: str) -> None:
     """A deferred constraint: the transaction is gone; the row is as it was, and comes again after a pause."""
     tables = locked(database)

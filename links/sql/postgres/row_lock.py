@@ -209,7 +209,7 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         self, connection: TrioConnection, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], failure: Exception
     ) -> Settled:
         """A verb has failed, and the transaction with it, but for its savepoint."""
-        if isinstance(failure, Ignored) and len(said) == 1:  # nothing has failed
+        if isinstance(failure, Ignored) and self._kept:  # nothing has failed, and it has no batch
             return Settled([not_applied(failure)])
         if is_doomed(failure) or (self._kept and not self._stays):
             if self._kept:
@@ -229,7 +229,10 @@ class RowLockPin(PostgresPin[RowLockStatements]):
     async def _again(
         self, connection: TrioConnection, said: Sequence[tuple[Row, Verb]], rest: Sequence[Row], failure: Exception
     ) -> Settled:
-        """A verb has failed, and the transaction with it: lock the rows again, and say each by itself."""
+        """A verb has failed, and the transaction with it: lock the rows again, and say each by itself.
+
+        Between the two whoever waits to alter the table has his turn.
+        """
         await self._roll_back(connection)
         rows = [*[row for row, _ in said], *rest]
         try:
