@@ -308,3 +308,26 @@ async def test_more_places_than_connections_are_refused(claim: ClaimForm, databa
         with pytest.raises(LinkRefused, match=r"'billing', table 'jobs': each of 4 places .*this user 4 .*lower"):
             await attached(4)
     assert len(tables.rows()) == 1
+
+
+@pytest.mark.parametrize("which", ["jobs", "dead"])
+async def test_a_table_that_a_crash_empties_is_told_of(
+    which: str, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-12: nothing is lost but by the user's own word: one warning, with the way out."""
+    tables = PostgresTables(database).create()
+    policy = Policy(max_attempts=2, dead_letter="dead")
+
+    async def attached() -> None:
+        queue = tables.broker().queue(tables.table())
+        async with queue.broker.connect(), queue.attach("billing", lambda *_: None, 5.0, policy):
+            pass
+
+    await attached()
+    assert "UNLOGGED" not in caplog.text
+    tables.run(f"ALTER TABLE {which} SET UNLOGGED")
+    await attached()
+    (line,) = [line for line in caplog.messages if "UNLOGGED" in line]
+    assert "'billing'" in line
+    assert "SET LOGGED" in line
+    assert ("'dead'" in line) == (which == "dead")

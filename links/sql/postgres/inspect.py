@@ -30,6 +30,7 @@ _COUNTING = ("int2", "int4", "int8")
 _ONE_SPELLING = ("name", "text", "varchar")
 """Types that hold two texts as the same only where they are the same."""
 _DUE = f"{TIME} NOT NULL DEFAULT now()"
+_UNLOGGED = "it is UNLOGGED, so a crash of the server empties it; say ALTER TABLE … SET LOGGED"
 
 
 @attrs.frozen
@@ -298,7 +299,8 @@ async def _check_dead_letter(
             f"{here}: column {lock!r} (locked_until) is NOT NULL, but a row moves there with an empty lease"
         )
     await _explain(connection, texts, texts.move(dead_letter, schema.stored), here=here, what="the move")
-    return [
+    unlogged = [f"dead-letter table {dead_letter!r}: {_UNLOGGED}"] if dead.unlogged else []
+    return unlogged + [
         f"dead-letter table {dead_letter!r}: column {name!r} is another type than in {table.name!r} "
         f"({dead[name].type}, {schema[name].type}), so a row that moves there may change or be refused; declare both "
         "alike"
@@ -309,7 +311,7 @@ async def _check_dead_letter(
 
 
 def _warnings(table: Table[Any], schema: PostgresSchema) -> list[str]:
-    found: list[str] = []
+    found: list[str] = [_UNLOGGED] if schema.unlogged else []
     if table.priority is not None and schema[table.priority].nullable:
         found.append(
             f"column {table.priority!r} (priority) may be NULL, so it does not order the queue; declare it integer NOT "

@@ -211,8 +211,9 @@ class RowLockPin(PostgresPin[RowLockStatements]):
         """A verb has failed, and the transaction with it, but for its savepoint."""
         if isinstance(failure, Ignored) and self._kept:  # nothing has failed, and it has no batch
             return Settled([not_applied(failure)])
-        if is_doomed(failure) or (self._kept and not self._stays):
-            if self._kept:
+        doomed = is_doomed(failure)
+        if doomed or (self._kept and not self._stays):
+            if not doomed:
                 self._form.careful_until = trio.current_time() + _CAREFUL
             await self._roll_back(connection)
             return self._not_committed(failure, said, rest)

@@ -90,6 +90,7 @@ class PostgresSchema:
         triggers: Are there triggers or rules on the table? Then something else may fill a column.
         echoes: Are there triggers that may write to a row behind a claim's own statement?
         children: Are there tables that inherit from it? The rows of these are rows of it. A partition is no such one.
+        unlogged: Does a crash of the server empty it?
     """
 
     oid: int
@@ -97,6 +98,7 @@ class PostgresSchema:
     triggers: bool
     echoes: bool
     children: bool
+    unlogged: bool
 
     def __getitem__(self, name: str) -> PostgresColumn:
         return self.columns[name]
@@ -147,7 +149,8 @@ _TABLE = """
 SELECT c.oid, EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
     OR c.relhasrules, EXISTS (
         SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgtype & 18 = 16
-    ), c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid)
+    ), c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid),
+    c.relpersistence = 'u'
 FROM pg_catalog.pg_class c WHERE c.oid = to_regclass(%(name)s) AND c.relkind IN ('r', 'p')"""
 
 # tgtype: 2 is BEFORE, 16 is UPDATE
@@ -192,7 +195,7 @@ async def read_schema(connection: TrioConnection, table: str) -> PostgresSchema 
     found = await (await connection.execute(_TABLE, {"name": _named(table)})).fetchone()
     if found is None:
         return None
-    oid, triggers, echoes, children = found
+    oid, triggers, echoes, children, unlogged = found
     columns: dict[str, PostgresColumn] = {}
     for row in await (await connection.execute(_COLUMNS, {"oid": oid})).fetchall():
         name, base, within, kind, category, default, nullable, computed, filled, modifier = row
@@ -207,4 +210,4 @@ async def read_schema(connection: TrioConnection, table: str) -> PostgresSchema 
             filled=filled,
             modifier=modifier,
         )
-    return PostgresSchema(oid, columns, triggers, echoes, children)
+    return PostgresSchema(oid, columns, triggers, echoes, children, unlogged)
