@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.links.postgres_kit import database, databases, pooled, pooler, postgres
+from tests.links.postgres_kit import WHERE_THERE_IS_ONE, database, databases, pooled, pooler, postgres
 from tests.links.rabbit_kit import NOT_IN_STABLE, rabbit
 
 __all__ = ["database", "databases", "pooled", "pooler", "postgres", "rabbit"]
@@ -28,7 +28,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     names = [name for name in REQUIRED if item.get_closest_marker(name)]
     if report.skipped and names and not hasattr(report, "wasxfail"):
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if not why.removeprefix("Skipped: ").startswith(NOT_IN_STABLE):
+        if not why.removeprefix("Skipped: ").startswith((NOT_IN_STABLE, WHERE_THERE_IS_ONE)):
             report.outcome, report.longrepr = "failed", f"{', '.join(names)} is required, and this was skipped: {why}"
     return report
 

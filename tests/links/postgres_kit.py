@@ -26,6 +26,8 @@ from tests.servers.postgres import server
 
 TURNS: Final = {"server_round_robin": "1", "min_pool_size": "3", "max_client_conn": "500"}
 """So each transaction soon gets another session than the one before."""
+WHERE_THERE_IS_ONE: Final = "where there is one: "
+"""How the reason begins why a test of the system's own server is skipped."""
 GIVEN: Final = os.environ.get("TEST_POSTGRES_URL", "")
 
 _SAID: Final = b"""

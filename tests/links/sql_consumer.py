@@ -23,7 +23,7 @@ from typing import Any, Final
 import trio
 
 from actors import Subscription, open_runtime
-from links.sql import Lease, SqlQueue
+from links.sql import AdvisoryLock, Lease, SqlQueue
 from settlement import Ack, Delivery, Outcome, Policy, Retry, RetryAfter
 from settlement.ledger import Ledger
 from tests.links.postgres_tables import PostgresTables
@@ -70,12 +70,13 @@ async def work(delivery: Delivery[bytes], claimer: str) -> Outcome:
 
 def queue_of(options: Mapping[str, Any]) -> SqlQueue[bytes]:
     """A queue on what the options name."""
+    lease = options["lease"]  # seconds; a key; None: a row lock
     tables = (
-        PostgresTables(options["url"], leased=options["lease"] is not None)
+        PostgresTables(options["url"], leased=isinstance(lease, float))
         if "url" in options
         else Database(Path(options["path"]))
     )
-    claim = None if options["lease"] is None else Lease(options["lease"])
+    claim = AdvisoryLock(lease) if isinstance(lease, str) else None if lease is None else Lease(lease)
     return tables.broker(options.get("poll", 0.1)).queue(tables.table(), claim=claim)
 
 

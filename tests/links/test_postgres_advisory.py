@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.servers]
 
 KEY = AdvisoryLock("order-{lane}")
 CAPPED = Policy(max_attempts=1, dead_letter="dead")
-HELD = "SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks WHERE locktype = 'advisory' ORDER BY 1"
+HELD = """SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks JOIN pg_database d ON d.oid = database
+    WHERE locktype = 'advisory' AND datname = current_database() ORDER BY 1"""
 OURS = "FROM pg_stat_activity WHERE application_name = 'trio-settlement' AND datname = current_database()"
 
 

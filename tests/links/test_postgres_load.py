@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import attrs
@@ -22,12 +23,14 @@ from tests.links.sqlite_kit import until
 pytestmark = [pytest.mark.postgres, pytest.mark.servers, pytest.mark.slow]
 
 SECONDS = [5.0, pytest.param(60.0, marks=pytest.mark.long)]
-FORMS = pytest.mark.parametrize("lease", [2.0, None], ids=["lease", "row lock"])
+FORMS = pytest.mark.parametrize("lease", [2.0, None, "{id}"], ids=["lease", "row lock", "advisory"])
 CLAIMERS = 8
 HELD = {
-    True: "SELECT count(*) FROM jobs WHERE locked_until > clock_timestamp()",
-    False: "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-    "AND state = 'idle in transaction' AND query LIKE '%SKIP LOCKED'",
+    float: "SELECT count(*) FROM jobs WHERE locked_until > clock_timestamp()",
+    NoneType: "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND state = 'idle in transaction' AND query ~ '(SKIP LOCKED|EXECUTE claim_[0-9]+.*)$'",
+    str: "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database "
+    "WHERE datname = current_database() AND locktype = 'advisory' AND granted",
 }
 """As the server sees it: how many rows are held."""
 
@@ -69,7 +72,7 @@ async def produce(tables: PostgresTables, who: int, seconds: float, sent: Sent) 
 
 
 @asynccontextmanager
-async def claimers(folder: Path, url: str, lease: float | None) -> AsyncGenerator[list[Child], None]:
+async def claimers(folder: Path, url: str, lease: float | str | None) -> AsyncGenerator[list[Child], None]:
     """Two processes with four claimers each."""
     options: dict[str, Any] = {"url": url, "lease": lease, "claimers": CLAIMERS // 2}
     async with a_child(folder, **options) as one, a_child(folder, **options) as other:
@@ -110,14 +113,14 @@ def handled(children: list[Child]) -> dict[str, int]:
 @pytest.mark.parametrize("seconds", SECONDS)
 async def test_eight_claimers_and_four_producers(  # noqa: PLR0917 -- parameters
     seconds: float,
-    lease: float | None,
+    lease: float | str | None,
     database: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     tell: Callable[[str], None],
 ) -> None:
     """S-2.11: no row is in work twice, rows in = rows out, and nobody hears of a deadlock or the like."""
-    tables = PostgresTables(database, leased=lease is not None).create()
+    tables = PostgresTables(database, leased=isinstance(lease, float)).create()
     sent, most = Sent(), 0
     holding = [f"holding {number}" for number in range(CLAIMERS)]
     tables.add(*[message(name, hold=1.5) for name in holding])
@@ -127,7 +130,7 @@ async def test_eight_claimers_and_four_producers(  # noqa: PLR0917 -- parameters
                 nursery.start_soon(produce, tables, who, seconds, sent)
             end = trio.current_time() + seconds
             while trio.current_time() < end:
-                ((held,),) = tables.run(HELD[lease is not None])
+                ((held,),) = tables.run(HELD[type(lease)])
                 most = max(most, held)
                 await trio.sleep(0.05)
         assert most == CLAIMERS, "held at one moment, as the server shows it"
@@ -152,14 +155,14 @@ async def test_eight_claimers_and_four_producers(  # noqa: PLR0917 -- parameters
 @FORMS
 @pytest.mark.parametrize("seconds", SECONDS)
 async def test_connections_are_ended_in_turn_under_load(
-    seconds: float, lease: float | None, database: str, tmp_path: Path, tell: Callable[[str], None]
+    seconds: float, lease: float | str | None, database: str, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     """DESIGN 4: a claimer's, the writer's, a publisher's: each is had again, nothing is lost, and the books balance."""
-    tables = PostgresTables(database, leased=lease is not None).create()
+    tables = PostgresTables(database, leased=isinstance(lease, float)).create()
     sent = Sent()
     ours = "application_name = 'trio-settlement' AND datname = current_database()"
     victims = {
-        "claimer": f"{ours} AND query LIKE '%SKIP LOCKED%'",
+        "claimer": f"{ours} AND query ~ '(SKIP LOCKED|EXECUTE claim|pg_try_advisory_lock)'",
         "publisher": f"{ours} AND query LIKE 'INSERT%'",
         "holder": f"{ours} AND state = 'idle in transaction'",
         "any": ours,

