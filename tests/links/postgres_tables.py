@@ -61,11 +61,8 @@ class PostgresTables:
         return SqlBroker(self.url, poll_interval=poll_interval)
 
     def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """One statement of somebody else, in autocommit; its rows, where it gives some.
-
-        It waits for no lock of our own service's for ever, for that stands still meanwhile.
-        """
-        with psycopg.connect(self.url, autocommit=True, options="-c lock_timeout=60s") as connection:
+        """One statement of somebody else, in autocommit; its rows, where it gives some."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
