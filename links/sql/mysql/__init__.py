@@ -1,0 +1,1 @@
+"""MySQL and MariaDB, by PyMySQL in threads."""
