@@ -8,10 +8,21 @@ from typing import Any
 
 import pytest
 
+from tests.links.mysql_kit import mariadb_database, mysql_database, mysqls
 from tests.links.postgres_kit import WHERE_THERE_IS_ONE, database, databases, pooled, pooler, postgres
 from tests.links.rabbit_kit import NOT_IN_STABLE, rabbit
 
-__all__ = ["database", "databases", "pooled", "pooler", "postgres", "rabbit"]
+__all__ = [
+    "database",
+    "databases",
+    "mariadb_database",
+    "mysql_database",
+    "mysqls",
+    "pooled",
+    "pooler",
+    "postgres",
+    "rabbit",
+]
 
 REQUIRED = frozenset(filter(None, os.environ.get("SETTLEMENT_REQUIRE", "").split(",")))
 """Transports whose tests may not be skipped, but for want of what Debian stable does not have."""

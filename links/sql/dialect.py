@@ -24,12 +24,15 @@ _DIALECTS = {
     "sqlite": ("links.sql.sqlite.dialect", "SqliteDialect"),
     "postgresql": ("links.sql.postgres.dialect", "PostgresDialect"),
     "postgres": ("links.sql.postgres.dialect", "PostgresDialect"),
+    "mysql": ("links.sql.mysql.dialect", "MysqlDialect"),
+    "mariadb": ("links.sql.mysql.dialect", "MysqlDialect"),
 }
 """By the URL's scheme, module and class: imported when they are asked for, since a driver may not be installed."""
 
 _LEGAL = {
     "sqlite": "'sqlite:///relative/path.db', 'sqlite:////absolute/path.db'",
     "postgresql": "'postgresql://user:password@host/database'",
+    "mysql": "'mysql://user:password@host/database' (or mariadb://…)",
 }
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
@@ -177,7 +180,8 @@ def dialect_of(url: str, direct_url: str | None = None, *, listen_notify: bool =
     try:
         made: Dialect = getattr(import_module(module), name)(url, direct_url, listen_notify=listen_notify)
     except ModuleNotFoundError as error:
+        extra = "postgres" if scheme.startswith("postgres") else "mysql"
         raise ModuleNotFoundError(
-            f"{scheme} needs {error.name}: pip install 'trio-settlement[postgres]'", name=error.name
+            f"{scheme} needs {error.name}: pip install 'trio-settlement[{extra}]'", name=error.name
         ) from error
     return made

@@ -26,13 +26,13 @@ Message: TypeAlias = bytes | str | Mapping[str, Any]
 Style: TypeAlias = Literal["pyformat", "named", "text"]
 """How a statement names a parameter: `%(name)s` or `:name`, as DB-API calls them, or `:name` in SQLAlchemy's `text`."""
 
-_FOLDERS = {"psycopg": "postgres", "sqlite3": "sqlite"}
+_FOLDERS = {"psycopg": "postgres", "pymysql": "mysql", "sqlite3": "sqlite"}
 """By the package that a connection comes from."""
-_DIALECTS = {"postgresql": "postgres", "sqlite": "sqlite"}
+_DIALECTS = {"mariadb": "mysql", "mysql": "mysql", "postgresql": "postgres", "sqlite": "sqlite"}
 
 
 class Blocking(Protocol):
-    """A `psycopg.Connection`, or a `sqlite3.Connection`."""
+    """A `psycopg.Connection`, a `pymysql.Connection`, or a `sqlite3.Connection`."""
 
     def __enter__(self) -> Any: ...
 
@@ -196,14 +196,17 @@ def insert(
 ) -> bool | Awaitable[bool]:
     """Insert one message by a connection of your own, in the transaction that it is in; True: the row was inserted.
 
-        with psycopg.connect(url) as connection:                  # or a sqlite3.Connection
+        with psycopg.connect(url) as connection:                  # or PyMySQL's, or a sqlite3.Connection
             connection.execute("INSERT INTO shipments …")
             links.sql.insert(connection, ORDERS, b"…", delay=60.0)
         await links.sql.insert(connection, ORDERS, b"…")           # a psycopg.AsyncConnection, also a lent one
 
-    One statement: nothing is begun or committed here, but by the driver itself, as for any INSERT there. The row is
+    One INSERT: nothing is begun or committed here, but by the driver itself, as for any INSERT there. The row is
     found when the transaction has been committed, by the queue's next poll: what is inserted past the broker wakes
     nobody.
+
+    On MySQL and MariaDB a DATETIME is written in UTC, whatever the session's time zone is; a session whose sql_mode is
+    not strict is refused, for there a value that does not fit is cut without a word.
 
     `body`: bytes for a column that holds bytes, str for one that holds text or JSON (PostgreSQL refuses the one for the
     other); in row mode a mapping of columns. A table that PostgreSQL has a type of the same name for, such as "date" or
@@ -226,7 +229,9 @@ def insert(
     folder = next((_FOLDERS[driver] for driver in drivers if driver in _FOLDERS), None)
     if folder is None:
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
-        raise TypeError(f"connection must be psycopg's or sqlite3's, not {kind}: for others: insert_statement(…)")
+        raise TypeError(
+            f"connection must be psycopg's, pymysql's or sqlite3's, not {kind}: for others: insert_statement(…)"
+        )
     inserted: bool | Awaitable[bool] = import_module(f"links.sql.{folder}.inserting").insert(connection, what)
     return inserted
 
@@ -249,13 +254,14 @@ def insert_statement(
 
         session.execute(sqlalchemy.text(statement), parameters)
 
-    `dialect`: "postgresql" or "sqlite". `style`: "text", as SQLAlchemy's `text` takes it; "named" (`:name`) or
-    "pyformat" (`%(name)s`), as DB-API calls them. The driver says how many rows were inserted: none under `once` where
-    the id is there, or where a trigger ignores the row. The rest is as for `insert`; no I/O. Raises `ValueError`, also
-    for another dialect or style, and `PublishNotAccepted`.
+    `dialect`: "postgresql", "mysql", "mariadb" or "sqlite". `style`: "text", as SQLAlchemy's `text` takes it; "named"
+    (`:name`) or "pyformat" (`%(name)s`), as DB-API calls them. The driver says how many rows were inserted: none under
+    `once` where the id is there (on MySQL and MariaDB that is the driver's error 1062), or where a trigger ignores the
+    row. The rest is as for `insert`; no I/O. Raises `ValueError`, also for another dialect or style, and
+    `PublishNotAccepted`.
     """
     if dialect not in _DIALECTS:
-        raise ValueError(f"dialect must be 'sqlite' or 'postgresql', not {dialect!r}")
+        raise ValueError(f"dialect must be one of {', '.join(sorted(_DIALECTS))}, not {dialect!r}")
     if style not in ("pyformat", "named", "text"):
         raise ValueError(f"style must be 'text', 'named' or 'pyformat', not {style!r}")
     what = written(table, body, headers, key=key, group=group, delay=delay, due=due, id=id, once=once)

@@ -100,11 +100,13 @@ def test_what_the_table_has_no_column_for_is_not_accepted(given: dict[str, Any])
 
 def test_other_dialects_styles_and_connections_are_refused() -> None:
     """By name, with what there is."""
-    with pytest.raises(ValueError, match="dialect must be 'sqlite' or 'postgresql', not 'mysql'"):
-        insert_statement("mysql", ORDERS, b"")
+    with pytest.raises(ValueError, match="dialect must be one of mariadb, mysql, postgresql, sqlite, not 'oracle'"):
+        insert_statement("oracle", ORDERS, b"")
     with pytest.raises(ValueError, match="style must be 'text', 'named' or 'pyformat', not 'qmark'"):
         insert_statement("sqlite", ORDERS, b"", style="qmark")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"must be psycopg's or sqlite3's, not trio\.Event: .*insert_statement"):
+    with pytest.raises(
+        TypeError, match=r"must be psycopg's, pymysql's or sqlite3's, not trio\.Event: .*insert_statement"
+    ):
         insert(trio.Event(), ORDERS, b"")  # type: ignore[call-overload]
 
 

@@ -238,7 +238,7 @@ def test_a_delay_is_never_early_and_never_overflows() -> None:
         "sqlite:///:memory:",
         "sqlite:///orders/",
         "sqlite:///orders.db?mode=ro",
-        "mysql://user:secret@host/db",
+        "oracle://user:secret@host/db",
     ],
 )
 def test_a_url_that_names_no_file_is_refused(url: str) -> None:

@@ -46,10 +46,13 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def run_as() -> list[str]:
-    """As nobody where we are root, and no longer than we are there: who is killed leaves no server behind."""
+def run_as(end: str = "INT") -> list[str]:
+    """As nobody where we are root, and no longer than we are there: who is killed leaves no server behind.
+
+    `end`: the signal that ends it then.
+    """
     other = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"] if os.getuid() == 0 else []
-    return ["setpriv", "--pdeathsig=INT", *other]
+    return ["setpriv", f"--pdeathsig={end}", *other]
 
 
 class Server:

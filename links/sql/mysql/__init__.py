@@ -1,1 +1,1 @@
-"""MySQL and MariaDB, by PyMySQL in threads."""
+"""Queue tables on MySQL and MariaDB."""

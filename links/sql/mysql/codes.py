@@ -97,7 +97,9 @@ def is_of_the_row(error: BaseException) -> bool:
     if not isinstance(error, pymysql.MySQLError):
         return isinstance(error, ValueError | OverflowError)
     number = code_of(error)
-    return number == TOO_LARGE or (number not in _PASSING and number not in _RIGHTS and number != 0)
+    if number == 0:  # a value that the driver itself could not send, such as NaN
+        return isinstance(error, pymysql.DataError | pymysql.ProgrammingError)
+    return number == TOO_LARGE or (number not in _PASSING and number not in _RIGHTS)
 
 
 def is_refusal(error: BaseException) -> bool:

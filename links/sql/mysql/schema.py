@@ -37,6 +37,7 @@ COUNTING: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"
 _TEXTS: Final = frozenset(
     {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "json", "uuid"}
 )
+_LOCAL: Final = ("current_timestamp", "now(", "localtime", "sysdate")
 _BYTES: Final = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 
 
@@ -103,6 +104,12 @@ class MysqlColumn:
     def required(self) -> bool:
         """NOT NULL, and nothing fills it."""
         return not self.nullable and not self.filled and not self.computed
+
+    @property
+    def local(self) -> bool:
+        """Does it hold no time zone, and is filled with the time of the session's own?"""
+        default = (self.default or "").lower()
+        return self.type == "datetime" and any(each in default for each in _LOCAL)
 
     @property
     def textual(self) -> bool:

@@ -11,9 +11,11 @@ set instead is kept for the handlers that a connection is lent to (`theirs`).
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import select
 import socket
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final, cast
 
 import attrs
@@ -35,7 +37,7 @@ _OLDEST: Final = {"MySQL": (8, 0, 1), "MariaDB": (10, 6, 0)}
 
 _OURS: Final = (
     "time_zone = '+00:00', innodb_lock_wait_timeout = 1, lock_wait_timeout = 10, wait_timeout = 31536000, "
-    "sql_mode = '{mode}', autocommit = 1"
+    "sql_mode = '{mode}'"
 )
 _STRICT: Final = ("STRICT_ALL_TABLES", "NO_ENGINE_SUBSTITUTION", "NO_AUTO_VALUE_ON_ZERO")
 _LAX: Final = frozenset({"TIME_TRUNCATE_FRACTIONAL", "PAD_CHAR_TO_FULL_LENGTH", "NO_BACKSLASH_ESCAPES"})
@@ -83,8 +85,10 @@ def text_of(value: Any) -> str:
             return f"X'{value.hex()}'"
         case list() | tuple():
             return f"({', '.join(map(text_of, cast('Sequence[Any]', value)))})" if value else "(NULL)"
-        case _:
+        case float() | Decimal() | dt.date() | dt.time() | dt.timedelta():
             return str(escape_item(value, "utf8mb4", _ENCODERS))
+        case _:
+            raise ValueError(f"no column can hold {type(value).__name__}")
 
 
 @attrs.frozen
@@ -133,6 +137,8 @@ class MysqlSession:
         self.closed = False
         """It is of no more use."""
         self.server: Server
+        self.ours = self.ours_but_autocommit = ""
+        """Our settings, for `SET SESSION`; to set autocommit commits what is open."""
         self.done = 0
         """How many statements of the last message were carried out."""
 
@@ -166,7 +172,11 @@ class MysqlSession:
         if isinstance(self._address, str):
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             link.settimeout(CONNECT)
-            link.connect(self._address)
+            try:
+                link.connect(self._address)
+            except OSError:
+                link.close()
+                raise
         else:
             link = socket.create_connection(self._address, CONNECT)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -203,10 +213,11 @@ class MysqlSession:
                 "MIXED on the server"
             )
         theirs = f"time_zone = {text_of(zone)}, innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {meta}, "
-        theirs += f"wait_timeout = {idle}, sql_mode = {text_of(mode)}, autocommit = 1"
+        theirs += f"wait_timeout = {idle}, sql_mode = {text_of(mode)}"
         self.server = Server(kind, numbers, packet, number, database, theirs)
         modes = [each for each in mode.split(",") if each and each not in _LAX and each not in _STRICT]
-        self.ours = _OURS.format(mode=",".join([*modes, *_STRICT]))
+        self.ours_but_autocommit = _OURS.format(mode=",".join([*modes, *_STRICT]))
+        self.ours = f"{self.ours_but_autocommit}, autocommit = 1"
         self.say(f"SET SESSION {self.ours}", "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
     def interrupt(self) -> None:
@@ -271,6 +282,19 @@ class MysqlSession:
             if not connection.open:
                 self.close()
             raise
+
+    def execute(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """A statement of the user's own, as PyMySQL takes it; its rows. Raises as `say`, and `ValueError`."""
+        connection = self._connection
+        if connection is None or self.closed:
+            raise pymysql.InterfaceError(0, "the connection was closed")
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(statement, parameters or None)
+                return list(cursor.fetchall())
+        finally:
+            if not connection.open:
+                self.close()
 
     def _answer(self, cursor: Any) -> Answer:
         self.done += 1

@@ -20,7 +20,7 @@ from links.sql.mysql.schema import MysqlColumn, MysqlSchema, quote, quote_table
 from links.sql.mysql.session import Raw, text_of
 from links.sql.table import Table
 
-__all__ = ["LOCKED", "NOW", "LeaseStatements", "Rows", "insert", "later", "micros", "none_of"]
+__all__ = ["LOCKED", "NOW", "LeaseStatements", "Rows", "insert", "later", "micros", "none_of", "quoted"]
 
 NOW = "UTC_TIMESTAMP(6)"
 LOCKED = "FOR UPDATE SKIP LOCKED"
@@ -60,8 +60,10 @@ class Rows:
         walk: Along which index a claim goes; None: there is none.
         guard: The name of a lock that a claim of the group `group` of a FIFO table takes; else empty.
         gone: Does finishing delete the row?
+        events: The names of its texts, to be tried when the table is looked at.
     """
 
+    events: tuple[str, ...] = ()
     look: str
     """The ids of up to `room` due rows but for `over` (of `none_of`), in the queue's order; binds `group`."""
     chosen: str
@@ -70,6 +72,12 @@ class Rows:
     def __init__(self, table: Table[Any], schema: MysqlSchema) -> None:
         self.table, self.schema = table, schema
         self.name, self.id = quote_table(table.name), quote(table.id)
+        there = (table.id, table.attempt, *self._roles)
+        self._width = sum(column is not None for column in there)
+        self._places = [
+            None if column is None else sum(each is not None for each in there[:number])
+            for number, column in enumerate(there)
+        ]
         same = [column for column in (table.group, table.processed_at) if column]
         self.walk: Walk | None = walk(schema, same, self.order)
         self.guard = self._guard() if table.fifo else ""
@@ -85,7 +93,7 @@ class Rows:
 
     def _guard(self) -> str:
         """At most 64 characters, whatever the names are; the server holds it for the connection."""
-        return f"CONCAT('trio-settlement.', SHA1(CONCAT(DATABASE(), '.', {_literal(self.table.name)}, ':', %(group)s)))"
+        return f"CONCAT('trio-settlement.', SHA1(CONCAT(DATABASE(), '.', {quoted(self.table.name)}, ':', %(group)s)))"
 
     def unfinished(self, alias: str) -> str:
         """The rows of the group that are not finished, as a condition."""
@@ -137,15 +145,28 @@ class Rows:
             f"FROM {self.name} AS j{self.along} WHERE {self.claimable}{over}{more} {self.ordered('j')} LIMIT %(room)s"
         )
 
-    @property
-    def selected(self) -> list[str]:
-        """Id, attempt after the claim, payload, headers, key; in row mode every column too."""
+    def selected(self, *, counts: bool = True) -> str:
+        """Id, attempt after the claim, payload, headers, key, as far as the table has them; in row mode every column.
+
+        What is not there is not asked for: the driver takes longer for a column than for its value. `counts`: a claim
+        has not counted the attempt yet.
+        """
         table = self.table
-        count = f"COALESCE(j.{quote(table.attempt)}, 1) + 1" if table.attempt else "NULL"
-        roles = (table.payload, table.headers, table.partition_key)
-        fixed = [f"j.{quote(column)}" if column else "NULL" for column in roles]
+        count = f"j.{quote(table.attempt)}" if table.attempt else None
+        if count is not None and counts:
+            count = f"COALESCE({count}, 1) + 1"
+        roles = [f"j.{quote(column)}" if column else None for column in self._roles]
         row = [] if table.payload else [f"j.{quote(column)}" for column in self.schema.names]
-        return [f"j.{self.id}", count, *fixed, *row]
+        return ", ".join(filter(None, (f"j.{self.id}", count, *roles, *row)))
+
+    @property
+    def _roles(self) -> tuple[str | None, ...]:
+        return self.table.payload, self.table.headers, self.table.partition_key
+
+    def read_as(self, row: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Of what `selected` gave: id, attempt, payload, headers, key, each None where it is not there; the rest."""
+        places = self._places
+        return [None if place is None else row[place] for place in places], row[self._width :]
 
     @property
     def counted(self) -> str:
@@ -194,16 +215,23 @@ class LeaseStatements(Rows):
     The rows that are meant are bound as `ids`.
     """
 
+    events = (
+        "look", "claim", "take", "held", "renew", "read", "let_go", "in_work", "over", "finish", "release", "give_back",
+        "delay", "regroup", "extend",
+    )  # fmt: skip
     claim: str
     """Lock up to `room` due rows but for `over`; gives the expiry of a lease of `lease` microseconds from now, then id,
     attempt after the claim, payload, headers, key, and in row mode every column."""
     take: str
     """Lease them until `until`, and count."""
     held: str
-    """Lock those of `ids` that nobody else has locked; gives id, token, attempt, whether the lease lasts, and a new
-    expiry."""
+    """Lock those of `ids` that nobody else has locked; gives id, token, attempt."""
+    renew: str
+    """The same; gives whether the lease lasts, too, and the end of one of `lease` microseconds from now."""
     read: str
-    """The same, without a lock."""
+    """Lock nothing; gives id, token, attempt, whether the lease lasts."""
+    let_go: str
+    """The ids of those that have no lease."""
     in_work: str
     """Of a FIFO group: how many rows have a lease, over or not."""
     over: str
@@ -220,16 +248,21 @@ class LeaseStatements(Rows):
         assert table.locked_until is not None, "the lease form has a lease"  # noqa: S101 -- an invariant of ours
         lock = quote(table.locked_until)
         free = f"{lock} = NULL"
-        self.claim = f"SELECT {_EXPIRY}, {', '.join(self.selected)} {self.due()} {LOCKED}"
+        self.claim = f"SELECT {_EXPIRY}, {self.selected()} {self.due()} {LOCKED}"
         self.take = self.set(f"{lock} = %(until)s", self.counted)
         count = f"j.{quote(table.attempt)}" if table.attempt else "NULL"
-        state = f"j.{self.id}, CAST(j.{lock} AS CHAR), {count}, j.{lock} > {NOW}, {_EXPIRY}"
-        self.read = f"SELECT {state} FROM {self.name} AS j WHERE j.{self.id} IN %(ids)s"
-        self.held = f"{self.read} {LOCKED}"
+        state, those = (
+            f"j.{self.id}, CAST(j.{lock} AS CHAR), {count}",
+            f"FROM {self.name} AS j WHERE j.{self.id} IN %(ids)s",
+        )
+        self.read = f"SELECT {state}, j.{lock} > {NOW} {those}"
+        self.held = f"SELECT {state} {those} {LOCKED}"
+        self.renew = f"SELECT {state}, j.{lock} > {NOW}, {_EXPIRY} {those} {LOCKED}"
         self.chosen = (
-            f"SELECT {self.waiting}, CAST(j.{lock} AS CHAR), {', '.join(self.selected)} "
+            f"SELECT {self.waiting}, CAST(j.{lock} AS CHAR), {self.selected(counts=False)} "
             f"FROM {self.name} AS j WHERE j.{self.id} IN %(ids)s"
         )
+        self.let_go = f"SELECT {self.id} FROM {self.name} {self.mine} AND {lock} IS NULL"
         self.in_work = self.over = ""
         if table.fifo:
             leased = f"FROM {self.name} AS w WHERE {self.unfinished('w')} AND w.{lock}"
@@ -243,12 +276,13 @@ class LeaseStatements(Rows):
         self.extend = self.set(f"{lock} = %(until)s")
 
 
-def _literal(text: str) -> str:
+def quoted(text: str) -> str:
+    """A text as it stands in a text with `%(…)s` in it."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''").replace("%", "%%") + "'"
 
 
-def insert(table: str, values: Sequence[tuple[str, str]]) -> str:
-    """Insert a row: each column with its expression."""
-    columns = ", ".join(quote(column) for column, _ in values)
-    expressions = ", ".join(expression for _, expression in values)
-    return f"INSERT INTO {quote_table(table)} ({columns}) VALUES ({expressions})"
+def insert(table: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Insert rows: for each of these columns an expression."""
+    names = ", ".join(map(quote, columns))
+    values = ", ".join(f"({', '.join(row)})" for row in rows)
+    return f"INSERT INTO {quote_table(table)} ({names}) VALUES {values}"
