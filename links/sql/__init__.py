@@ -27,6 +27,7 @@ priority comes before retry_after. No index holds locked_until or attempt: every
 """
 
 from links.sql.broker import SqlBroker as SqlBroker
+from links.sql.forward import forward as forward
 from links.sql.inserting import insert as insert
 from links.sql.inserting import insert_statement as insert_statement
 from links.sql.publisher import SqlPublisher as SqlPublisher
