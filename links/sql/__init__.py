@@ -24,12 +24,19 @@ and what to say of it:
 
 `orders.ddl("postgresql")` is its like there. With groups the index begins with the group's column, with priorities the
 priority comes before retry_after. No index holds locked_until or attempt: every claim writes both.
+
+To write data and a message in one transaction, whatever carries the message: `insert` into a queue table, which
+`forward` relays to another transport, or an `Outbox`, whose records the consumer marks (docs/outbox.md).
 """
 
 from links.sql.broker import SqlBroker as SqlBroker
 from links.sql.forward import forward as forward
 from links.sql.inserting import insert as insert
 from links.sql.inserting import insert_statement as insert_statement
+from links.sql.outbox import OUTBOX_ID as OUTBOX_ID
+from links.sql.outbox import Outbox as Outbox
+from links.sql.outbox_publisher import OutboxPublisher as OutboxPublisher
+from links.sql.outbox_table import OutboxTable as OutboxTable
 from links.sql.publisher import SqlPublisher as SqlPublisher
 from links.sql.queue import SqlQueue as SqlQueue
 from links.sql.table import Table as Table

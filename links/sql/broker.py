@@ -54,6 +54,11 @@ class SqlBroker(Broker):
         return f"<SqlBroker {self.name}>"
 
     @property
+    def database(self) -> Database:
+        """What its queues, publishers and outboxes share."""
+        return self._database
+
+    @property
     def life(self) -> SqlLife:
         """The connections of the present life."""
         return self._database.life

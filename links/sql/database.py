@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from links.abc import Broker
-from links.errors import LinkRefused
+from links.errors import ConnectionBroken, LinkBroken, LinkRefused
 from links.sql.dialect import Dialect, SqlLife
+from links.sql.jobs import Call, Run
+from links.sql.patience import PATIENCE
 from links.sql.table import Table
 from links.sql.wakes import Wakes
 
 __all__ = ["Database"]
 
+T = TypeVar("T")
+
 
 class Database:
-    """Plain calls, but for the run of a life."""
+    """Plain calls, but for the run of a life, and what is asked of it."""
 
     def __init__(self, broker: Broker, dialect: Dialect) -> None:
         self.broker, self.dialect = broker, dialect
@@ -39,6 +43,25 @@ class Database:
         """
         self._life = self.dialect.life(self.wake, first=self.broker.lives == 0)
         await self._life.run(goodbye, self.broker.up, started)
+
+    async def ask(self, call: Call[T], where: str, *, again: bool = True) -> T:
+        """Have this run, in the present life or the next one; `again`: also where the connection broke amid it.
+
+        `where`: what for, for errors. Raises `LinkBroken` unless `again`, `CallBroken`, another `LinkError` of the
+        call, and `NotConnected`. Cancellation: a call that has not begun is not run; another is, once.
+        """
+        while True:
+            await self.broker.until_up()
+            job: Run[T] = Run(call, PATIENCE, again=again)
+            await self.life.publishing.carry_out(job)
+            if isinstance(job.error, ConnectionBroken):
+                if again or job.sent == 0:
+                    continue
+                raise LinkBroken(f"{where}: {job.error}; it was done or not") from job.error
+            job.check(where)
+            result: Any = job.result  # None may be what it gave
+            given: T = result
+            return given
 
     @contextmanager
     def attached(

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from links.errors import ConnectionBroken
 from links.sql.jobs import Job
+from links.sql.outbox_table import OutboxTable
+from links.sql.records import Records
 from links.sql.table import Table
 from links.sql.wakes import Tell
 from settlement.sql import AdvisoryLock, ClaimForm
@@ -142,6 +144,10 @@ class Dialect(Protocol):
 
     def check_custom(self, events: Collection[str]) -> None:
         """Raise `ValueError` for statements of the user's own, by their events, that this server cannot have."""
+        ...
+
+    def records(self, table: OutboxTable) -> Records:
+        """What an outbox does with its record table."""
         ...
 
     def spelled(self, table: str) -> str:

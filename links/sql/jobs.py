@@ -6,8 +6,8 @@ and may do so again after a ROLLBACK: so it sets results and changes nothing els
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -21,6 +21,7 @@ from settlement.delivery import Letter
 from settlement.sql import ClaimForm, Verb
 
 __all__ = [
+    "Call",
     "Claim",
     "Each",
     "Extend",
@@ -39,6 +40,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+Call: TypeAlias = Callable[[Any, Any], T | Awaitable[T]]
+"""What a `Run` runs: a function of the connection, in its transaction, and of the time; that is None on a server."""
 
 
 class Form(Protocol):
@@ -205,12 +209,13 @@ class Claim(Job):
 class Run(Job, Generic[T]):
     """Call this with what the dialect has: its open transaction, and the time of that.
 
-    `passing`: of a claim: it is run again as long as it goes round what has failed.
+    `passing`: of a claim: it is run again as long as it goes round what has failed. `again`: twice does no harm, so
+    that it may be run again where a connection broke amid it. On PostgreSQL the call is awaited.
     """
 
-    def __init__(self, call: Callable[[Any, Any], T], patience: float, *, passing: Passing | None = None) -> None:
+    def __init__(self, call: Call[T], patience: float, *, passing: Passing | None = None, again: bool = False) -> None:
         super().__init__(patience)
-        self.call, self.passing = call, passing
+        self.call, self.passing, self.again = call, passing, again
         self.result: T | None = None
         """What it gave; None: it was not carried out."""
 

@@ -12,7 +12,7 @@ from links.sql.table import Table
 from settlement.attempts import attempt, header_count
 from settlement.delivery import NO_HEADERS, Delivery, made
 
-__all__ = ["BadText", "Row", "RowReader", "Token", "name_of"]
+__all__ = ["BadText", "Row", "RowReader", "Token", "body_of", "name_of"]
 
 R = TypeVar("R")
 
@@ -31,7 +31,8 @@ class BadText(bytes):
     __slots__ = ()
 
 
-def _body(payload: object) -> bytes:
+def body_of(payload: object) -> bytes:
+    """A payload as bytes. Raises `ValueError` where it is neither bytes nor a text, and an error that it is."""
     match payload:
         case bytes():
             return bytes(payload)
@@ -92,7 +93,7 @@ class RowReader(Generic[R]):
                 if self._made is not None:
                     message = self._made(message)
             else:
-                body = message = payload if type(payload) is bytes else _body(payload)
+                body = message = payload if type(payload) is bytes else body_of(payload)
         except Exception as error:  # noqa: BLE001
             unreadable = error
         redeliveries: int | None = None

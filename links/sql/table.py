@@ -5,7 +5,7 @@ The table is the user's own: nothing here creates or alters one. `Table.ddl` is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Generic, TypeVar, overload
 
 import attrs
@@ -15,7 +15,7 @@ from links.sql.postgres.ddl import ddl as postgres_ddl
 from links.sql.row_class import fields_of
 from links.sql.sqlite.ddl import ddl as sqlite_ddl
 
-__all__ = ["Table", "split"]
+__all__ = ["Table", "check_roles", "split"]
 
 R = TypeVar("R")
 M = TypeVar("M")
@@ -48,6 +48,20 @@ def split(name: str) -> tuple[str, ...]:
     if len(parts) not in (1, 2) or not all(parts) or "\0" in name:
         raise ValueError(f"a table must be 'table' or 'schema.table', each 1 character or more, not {name!r}")
     return parts
+
+
+def check_roles(table: str, roles: Mapping[str, object], required: Collection[str]) -> dict[str, str]:
+    """The role of each column. Raises `ValueError` for one that is no name, or plays two roles; None is none."""
+    played: dict[str, str] = {}
+    for role, column in roles.items():
+        if column is None and role not in required:
+            continue
+        if not isinstance(column, str) or not column or "\0" in column:
+            raise ValueError(f"{role} must be a column name of 1 character or more, not {column!r}")
+        if column in played:
+            raise ValueError(f"column {column!r} of {table!r} plays two roles, {played[column]} and {role}")
+        played[column] = role
+    return played
 
 
 @attrs.frozen(init=False)
@@ -198,16 +212,7 @@ class Table(Generic[R]):
 
     def __attrs_post_init__(self) -> None:
         split(self.name)
-        played: dict[str, str] = {}
-        for role in _ROLES:
-            column = getattr(self, role)
-            if column is None and role != "id":
-                continue
-            if not isinstance(column, str) or not column or "\0" in column:
-                raise ValueError(f"{role} must be a column name of 1 character or more, not {column!r}")
-            if column in played:
-                raise ValueError(f"column {column!r} of {self.name!r} plays two roles, {played[column]} and {role}")
-            played[column] = role
+        played = check_roles(self.name, {role: getattr(self, role) for role in _ROLES}, required=("id",))
         if strangers := sorted(self.generated - played.keys()):
             raise ValueError(f"generated must name columns that play a role in {self.name!r}, not {strangers}")
         if self.row is not None:

@@ -12,8 +12,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from links.errors import ConnectionBroken, LinkRefused
 from links.sql.dialect import refuse_fifo
 from links.sql.life import Life
+from links.sql.outbox_table import OutboxTable
 from links.sql.postgres.codes import is_refusal
 from links.sql.postgres.listener import Listener
+from links.sql.postgres.outbox import PostgresRecords
 from links.sql.postgres.session import begin, is_pooled
 from links.sql.postgres.trio_connection import TrioConnection
 from links.sql.postgres.values import tolerate
@@ -146,6 +148,10 @@ class PostgresDialect:
 
     def check_custom(self, events: Collection[str]) -> None:
         """Every one can be."""
+
+    def records(self, table: OutboxTable) -> PostgresRecords:
+        """As `Dialect.records`."""
+        return PostgresRecords(table, self.connect)
 
     def spelled(self, table: str) -> str:
         """Schema `public` is left out."""

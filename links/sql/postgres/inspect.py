@@ -24,7 +24,7 @@ from links.sql.row_class import lacking
 from links.sql.table import Table
 from settlement.sql import AdvisoryLock, ClaimForm, Lease, RowLock
 
-__all__ = ["PostgresLook", "inspect"]
+__all__ = ["PostgresLook", "check_key", "check_message", "check_times", "inspect", "instead"]
 
 _COUNTING = ("int2", "int4", "int8")
 _ONE_SPELLING = ("name", "text", "varchar")
@@ -69,7 +69,7 @@ async def inspect(
     schema = await read_schema(connection, table.name)
     if schema is None:
         raise LinkRefused(
-            f"{here}: there is no such table{await _instead(connection, table.name)}; create it, the library creates "
+            f"{here}: there is no such table{await instead(connection, table.name)}; create it, the library creates "
             "none"
         )
     for role, column in table.roles.items():
@@ -83,11 +83,11 @@ async def inspect(
             f"{here}: there is no column {fields[0]!r} for that field of {table.row.__name__}, which has no default; "
             f"it has {', '.join(schema.names)}; add the column, or give the field a default"
         )
-    _check_times(table, schema, here)
-    _check_message(table, schema, here)
+    check_times(table, schema, here)
+    check_message(table, schema, here)
     _check_attempt(table, schema, here)
     await _check_defaults(connection, table, schema, here)
-    await _check_key(connection, table, schema, here)
+    await check_key(connection, table, schema, here)
     if isinstance(claim, AdvisoryLock):
         for column in claim.columns:
             if column not in schema:
@@ -111,7 +111,7 @@ async def inspect(
     return PostgresLook(schema, texts, [f"{here}: {line}" for line in warnings])
 
 
-async def _instead(connection: TrioConnection, name: str) -> str:
+async def instead(connection: TrioConnection, name: str) -> str:
     """What has this name, where it is no table."""
     kind = await kind_of(connection, name)
     return f" (the name is that of {kind})" if kind else ""
@@ -127,7 +127,8 @@ def _statements(table: Table[Any], schema: PostgresSchema, claim: ClaimForm) -> 
             return RowLockStatements(table, schema)
 
 
-def _check_times(table: Table[Any], schema: PostgresSchema, here: str) -> None:
+def check_times(table: Table[Any], schema: PostgresSchema, here: str) -> None:
+    """Raise `LinkRefused` for a column that holds no time as its role needs it."""
     for role in ("locked_until", "retry_after", "processed_at"):
         name: str | None = getattr(table, role)
         if name is None:
@@ -156,7 +157,8 @@ def _check_times(table: Table[Any], schema: PostgresSchema, here: str) -> None:
             raise LinkRefused(f"{what} is GENERATED ALWAYS AS an expression, so no claim can write it")
 
 
-def _check_message(table: Table[Any], schema: PostgresSchema, here: str) -> None:
+def check_message(table: Table[Any], schema: PostgresSchema, here: str) -> None:
+    """Raise `LinkRefused` for a payload, headers or a group in a column of another type."""
     for role, kinds in (("payload", "bytea, text or jsonb"), ("headers", "jsonb or text")):
         name: str | None = getattr(table, role)
         if name is None:
@@ -205,7 +207,7 @@ WHERE i.indrelid = %(oid)s AND i.indisunique AND i.indisvalid AND i.indpred IS N
   AND a.attname = %(name)s LIMIT 1"""
 
 
-async def _check_key(connection: TrioConnection, table: Table[Any], schema: PostgresSchema, here: str) -> None:
+async def check_key(connection: TrioConnection, table: Table[Any], schema: PostgresSchema, here: str) -> None:
     """Raise `LinkRefused` unless the id is a key of its own, and one that can be told from another."""
     column = schema[table.id]
     what = f"{here}: column {table.id!r} (id)"
@@ -278,7 +280,7 @@ async def _check_dead_letter(
     dead = await read_schema(connection, dead_letter)
     if dead is None:
         raise LinkRefused(
-            f"{here}: there is no such table{await _instead(connection, dead_letter)}; create it with the columns of "
+            f"{here}: there is no such table{await instead(connection, dead_letter)}; create it with the columns of "
             f"{table.name!r}"
         )
     for column in schema.stored:

@@ -12,14 +12,14 @@ Cancellation: as `links.sql.postgres.lease` says; what was carried out stands in
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import psycopg
 import trio
 
 from links.abc import Received
-from links.errors import CallBroken, ConnectionBroken, LeaseLost, LinkError, SettlementUnknown
-from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Purge, Release, Saying, Settling
+from links.errors import ConnectionBroken, LeaseLost, LinkError, SettlementUnknown
+from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Purge, Release, Run, Saying, Settling
 from links.sql.postgres.advisory import PostgresAdvisory
 from links.sql.postgres.codes import is_again, is_reshaped
 from links.sql.postgres.custom_lock import PostgresCustomLock
@@ -32,65 +32,20 @@ from links.sql.postgres.purge import purge
 from links.sql.postgres.row_lock import PostgresRowLock
 from links.sql.postgres.session import check_room
 from links.sql.postgres.trio_connection import TrioConnection
+from links.sql.postgres.whole import RunOnce, Whole, Work
 from links.sql.rows import Row, Token
 from links.sql.table import Table
 from settlement.sql import AdvisoryLock, Custom, Delay, Lease, MoveToTable, RowLock, Verb
 
 __all__ = ["PostgresWork", "Work"]
 
-J = TypeVar("J", bound=Job)
 T = TypeVar("T")
 
 _TRIES = 5
 """So often is a statement run that others only got into the way of."""
 
 
-class Work(Protocol):
-    """One job, which may be run again on another connection."""
-
-    async def run(self, connection: TrioConnection) -> None:
-        """Carry it out. Raises `psycopg.Error` where the connection broke amid it."""
-        ...
-
-    def lost(self, error: ConnectionBroken) -> bool:
-        """The connection broke while it ran: shall it be run again? Else it has failed, as far as anybody knows."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """It was not carried out."""
-        ...
-
-
-class _Whole(Generic[J]):
-    """A job in one piece."""
-
-    def __init__(self, job: J) -> None:
-        self.job = job
-
-    async def run(self, connection: TrioConnection) -> None:
-        self.job.error = None
-        try:
-            await self.work(connection)
-        except LinkError as error:
-            self.job.error = error
-        except psycopg.Error as error:
-            if connection.closed:
-                raise
-            self.job.error = error
-
-    async def work(self, connection: TrioConnection) -> None:
-        """The statements."""
-        raise NotImplementedError
-
-    def lost(self, error: ConnectionBroken) -> bool:
-        self.fail(CallBroken(str(error)))
-        return False
-
-    def fail(self, error: BaseException) -> None:
-        self.job.fail(error)
-
-
-class _Look(_Whole[Look]):
+class _Look(Whole[Look]):
     def __init__(self, job: Look, connect: Connect, session: Connect) -> None:
         super().__init__(job)
         self._connect, self._session = connect, session
@@ -116,7 +71,7 @@ class _Look(_Whole[Look]):
         job.form = form
 
 
-class _Claim(_Whole[Claim]):
+class _Claim(Whole[Claim]):
     async def work(self, connection: TrioConnection) -> None:
         job, form = self.job, _form(self.job)
         await form.look_again(connection)
@@ -337,7 +292,7 @@ class _Release(_Each[Received[Any]]):
         return await self.ours(connection, items, tokens, touched)
 
 
-class _Insert(_Whole[Insert]):
+class _Insert(Whole[Insert]):
     def __init__(self, job: Insert, inserter: PostgresInserter) -> None:
         super().__init__(job)
         self._inserter = inserter
@@ -357,7 +312,7 @@ class _Insert(_Whole[Insert]):
         return False
 
 
-class _Purge(_Whole[Purge]):
+class _Purge(Whole[Purge]):
     async def work(self, connection: TrioConnection) -> None:
         await purge(connection, self.job)
 
@@ -373,6 +328,7 @@ _EACH: Mapping[type[Job], Callable[[Any], Work]] = {
     Settling: _Settle,
     Extend: _Extend,
     Release: _Release,
+    Run: RunOnce,
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from links.sql.sqlite.times import DEFAULTS
 
-__all__ = ["ddl", "in_work_index", "index", "plain"]
+__all__ = ["ddl", "in_work_index", "index", "outbox_ddl", "plain"]
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYWORDS = """ABORT ACTION ADD AFTER ALL ALTER ALWAYS ANALYZE AND AS ASC ATTACH AUTOINCREMENT BEFORE BEGIN BETWEEN BY
@@ -91,10 +91,37 @@ def ddl(parts: Sequence[str], roles: Mapping[str, str], *, fifo: bool = False) -
 _ROWS = "; the message is the whole row: put its columns in here, and into the dead-letter table too"
 
 
-def _create(parts: Sequence[str], roles: Mapping[str, str]) -> str:
+_OUTBOX: Mapping[str, tuple[str, str]] = {
+    "id": ("INTEGER PRIMARY KEY AUTOINCREMENT", "it travels with the message; no id is given twice"),
+    "name": ("TEXT NOT NULL", "what the record is for, as it is registered"),
+    "sent_at": (
+        f"REAL NOT NULL DEFAULT {DEFAULTS['REAL']}",
+        "when it was recorded, or sent again, Unix seconds; the default is now",
+    ),
+    "processed_at": ("REAL", "NULL: not processed; else since when, Unix seconds"),
+    "partition_key": _COLUMNS["partition_key"],
+    "headers": _COLUMNS["headers"],
+    "payload": _COLUMNS["payload"],
+}
+
+
+def outbox_ddl(parts: Sequence[str], roles: Mapping[str, str]) -> str:
+    """The record table of an outbox, and an index of those that wait; what is there stays."""
+    *schema, table = parts
+    texts = [f"-- the records of an outbox\n{_create(parts, roles, _OUTBOX)}"]
+    if "processed_at" in roles:
+        name, where = ".".join(map(plain, (*schema, f"{table}_waiting"))), plain(roles["processed_at"])
+        texts.append(
+            f"-- those that are to be sent again are found by it\nCREATE INDEX IF NOT EXISTS {name} ON {plain(table)} "
+            f"({plain(roles['id'])}) WHERE {where} IS NULL;"
+        )
+    return "\n\n".join(texts) + "\n"
+
+
+def _create(parts: Sequence[str], roles: Mapping[str, str], known: Mapping[str, tuple[str, str]] = _COLUMNS) -> str:
     columns = [
         f"    -- {reason}\n    {plain(roles[role])} {declared}"
-        for role, (declared, reason) in _COLUMNS.items()
+        for role, (declared, reason) in known.items()
         if role in roles
     ]
     body = ",\n".join(columns)

@@ -9,7 +9,9 @@ from typing import Any
 
 from links.sql.dialect import refuse_fifo
 from links.sql.life import Life
+from links.sql.outbox_table import OutboxTable
 from links.sql.sqlite.connection import SqliteConnection
+from links.sql.sqlite.outbox import SqliteRecords
 from links.sql.sqlite.schema import name_in_file
 from links.sql.table import Table
 from links.sql.thread_writer import HopTurn, ThreadWriter
@@ -95,6 +97,10 @@ class SqliteDialect:
                 "custom['claim'] needs custom['fetch'] as well on SQLite, where a claim gives ids alone: such as "
                 "SELECT … WHERE id = :id"
             )
+
+    def records(self, table: OutboxTable) -> SqliteRecords:
+        """As `Dialect.records`."""
+        return SqliteRecords(table, self.path)
 
     def spelled(self, table: str) -> str:
         """Schema `main` is left out, case does not count."""

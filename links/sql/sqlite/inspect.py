@@ -23,7 +23,7 @@ from links.sql.sqlite.times import DEFAULTS, ENCODERS, FORMS, is_default, now, s
 from links.sql.table import Table
 from settlement.sql import AdvisoryLock
 
-__all__ = ["SqliteLook", "inspect", "odd_times"]
+__all__ = ["SqliteLook", "check_key", "check_replaces", "check_times", "inspect", "odd_times", "view"]
 
 _NEWEST = 1000
 """In how many of the newest rows a time of another form is looked for."""
@@ -59,7 +59,7 @@ def inspect(
     schema = read_schema(connection, table.name)
     if schema is None:
         raise LinkRefused(
-            f"{here}: there is no such table; create it, the library creates none{_view(connection, table.name)}"
+            f"{here}: there is no such table; create it, the library creates none{view(connection, table.name)}"
         )
     for role, column in table.roles.items():
         if column not in schema:
@@ -72,10 +72,10 @@ def inspect(
             f"{here}: there is no column {fields[0]!r} for that field of {table.row.__name__}, which has no default; "
             f"it has {', '.join(schema.names)}; add the column, or give the field a default"
         )
-    _check_replaces(schema, here)
-    _check_times(table, schema, here)
+    check_replaces(schema, here)
+    check_times(table, schema, here)
     _check_attempt(table, schema, here)
-    _check_key(connection, table, schema, here)
+    check_key(connection, table, schema, here)
     if key is not None and (unknown := [column for column in key.columns if column not in schema]):
         raise LinkRefused(
             f"{here}: there is no column {unknown[0]!r} for the key {key.key!r}; it has {', '.join(schema.names)}"
@@ -92,14 +92,16 @@ def inspect(
     return SqliteLook(schema, [f"{here}: {line}" for line in warnings])
 
 
-def _view(connection: sqlite3.Connection, table: str) -> str:
+def view(connection: sqlite3.Connection, table: str) -> str:
+    """What has this name, where it is a view's."""
     schema, name = where(table)
     text = "SELECT 1 FROM sqlite_master WHERE type = 'view' AND lower(name) = lower(?)"
     found = schema.lower() == "main" and connection.execute(text, (name,)).fetchone()
     return "; the name is a view's, and a queue must be a table" if found else ""
 
 
-def _check_replaces(schema: SqliteSchema, here: str) -> None:
+def check_replaces(schema: SqliteSchema, here: str) -> None:
+    """Raise `LinkRefused` where a write may delete another row without a word."""
     if schema.replaces:
         raise LinkRefused(
             f"{here}: it has triggers, and a constraint that says ON CONFLICT REPLACE, so that a write may delete "
@@ -107,7 +109,8 @@ def _check_replaces(schema: SqliteSchema, here: str) -> None:
         )
 
 
-def _check_times(table: Table[Any], schema: SqliteSchema, here: str) -> None:
+def check_times(table: Table[Any], schema: SqliteSchema, here: str) -> None:
+    """Raise `LinkRefused` for a column that holds no time as its role needs it."""
     for role in ("locked_until", "retry_after", "processed_at"):
         name: str | None = getattr(table, role)
         if name is None:
@@ -162,7 +165,7 @@ def _collation(connection: sqlite3.Connection, table: Table[Any]) -> str | None:
     return names[0].rsplit("-", 1)[0].strip("()").upper() if names else None  # NOCASE-8, before 3.26 (NOCASE)
 
 
-def _check_key(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema, here: str) -> None:
+def check_key(connection: sqlite3.Connection, table: Table[Any], schema: SqliteSchema, here: str) -> None:
     """Raise `LinkRefused` unless the id is a key of its own, as the id itself is compared, and never NULL for long."""
     column = schema[table.id]
     if column.rowid:
@@ -234,9 +237,9 @@ def _check_dead_letter(
     if dead is None:
         raise LinkRefused(
             f"{here}: there is no such table; create it with the columns of {table.name!r}"
-            f"{_view(connection, dead_letter)}"
+            f"{view(connection, dead_letter)}"
         )
-    _check_replaces(dead, here)
+    check_replaces(dead, here)
     for column in schema.stored:
         if column not in dead or dead[column].computed:
             raise LinkRefused(

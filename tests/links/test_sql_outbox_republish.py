@@ -1,0 +1,197 @@
+"""The outbox sends again what no consumer has finished with: once for all instances, in order, old enough."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from links.errors import LinkBroken, PublishNotAccepted
+from settlement.delivery import Letter
+from tests.links.outbox_kit import BOTH, RecordTables, Sent, made
+from tests.links.sqlite_kit import until
+
+
+@pytest.fixture(params=BOTH)
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> RecordTables:
+    return made(request.param, tmp_path, request).create()
+
+
+async def test_what_nobody_has_processed_is_sent_again_in_order(tables: RecordTables) -> None:
+    """S-14.7: with ids and headers; not what is marked, young, or of a name that is not registered; by pages."""
+    first = tables.outbox()
+    orders = first.register("orders", Sent())
+    others = first.register("others", Sent())
+    async with first.broker.connect():
+        for number in range(250):
+            await orders.publish(str(number).encode(), {"n": b"\xff"}, key="k")
+        await others.publish(b"other")
+    tables.age()
+    tables.run("UPDATE outbox SET processed_at = sent_at WHERE id = 7")
+    async with first.broker.connect():
+        await orders.publish(b"young")
+
+    outbox, to = tables.outbox(), Sent()
+    outbox.register("orders", to)
+    async with outbox.broker.connect():
+        assert await outbox.republish() == 249
+        assert to.ids == [*range(1, 7), *range(8, 251)]
+        assert to.letters[0].key == "k"
+        assert to.letters[0].headers["n"] == b"\xff"
+        assert await outbox.republish() == 0  # what was sent is young again
+        assert await outbox.republish(min_age=0) == 250
+    assert len(to.letters) == 499
+
+
+async def test_a_chosen_name_alone(tables: RecordTables) -> None:
+    """S-14.7: a subset of names."""
+    outbox, to, other = tables.outbox(min_age=0), Sent(), Sent()
+    orders, others = outbox.register("orders", to), outbox.register("others", other)
+    async with outbox.broker.connect():
+        await orders.publish(b"a")
+        await others.publish(b"b")
+        assert await outbox.republish(["others"]) == 1
+        with pytest.raises(ValueError, match=r"registered \('orders', 'others'\), not 'bills'"):
+            await outbox.republish(["bills"])
+        assert await outbox.republish([]) == 0
+    assert (to.ids, other.ids) == ([1], [2, 2])
+
+
+async def test_two_instances_send_each_record_once(tables: RecordTables) -> None:
+    """One sends, the other waits for it, and finds nothing old any more."""
+    first = tables.outbox()
+    orders = first.register("orders", Sent())
+    async with first.broker.connect():
+        for number in range(150):
+            await orders.publish(str(number).encode())
+    tables.age()
+    to = Sent()
+    to.pause = 0.001
+    counts: list[int] = []
+
+    async def instance() -> None:
+        outbox = tables.outbox()
+        outbox.register("orders", to)
+        async with outbox.broker.connect():
+            counts.append(await outbox.republish())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(instance)
+
+    assert sorted(counts) == [0, 0, 150]
+    assert to.ids == [*range(1, 151)]
+
+
+async def test_one_that_refuses_does_not_hold_up_the_others(tables: RecordTables, caplog: Any) -> None:
+    """S-14.7: a failure fails the start-up, when the others are sent; it is tried again."""
+    outbox, to = tables.outbox(min_age=0), Sent()
+    orders = outbox.register("orders", to)
+    async with outbox.broker.connect():
+        for body in (b"a", b"b", b"c"):
+            await orders.publish(body)
+        tables.run("UPDATE outbox SET headers = '[1]' WHERE id = 3")
+        to.letters.clear()
+        to.fail = lambda letter: PublishNotAccepted("too large") if letter.body == b"a" else None
+        with pytest.raises(PublishNotAccepted, match=r"1 were sent, and not too large and 1 more"):
+            await outbox.republish()
+        assert to.bodies == [b"b"]
+        to.fail = lambda _: None
+        with pytest.raises(
+            PublishNotAccepted, match="record 3 of table 'outbox' cannot be read: headers must be a JSON"
+        ):
+            await outbox.republish()
+    assert to.bodies == [b"b", b"a", b"b"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+
+
+async def test_a_connection_that_breaks_ends_it_and_what_was_sent_counts(tables: RecordTables) -> None:
+    outbox, to = tables.outbox(), Sent()
+    orders = outbox.register("orders", to)
+    async with outbox.broker.connect():
+        for body in (b"a", b"b", b"c"):
+            await orders.publish(body)
+        tables.age()
+        to.letters.clear()
+        to.fail = lambda letter: LinkBroken("on the wire") if letter.body == b"b" else None
+        with pytest.raises(LinkBroken, match="on the wire"):
+            await outbox.republish()
+        to.fail = lambda _: None
+        assert await outbox.republish() == 2
+    assert to.bodies == [b"a", b"b", b"c"]
+
+
+async def test_a_cancelled_one_lets_the_next_one_go(tables: RecordTables) -> None:
+    """Nothing is held: another instance sends at once."""
+    outbox, to = tables.outbox(min_age=0), Sent()
+    orders = outbox.register("orders", to)
+    async with outbox.broker.connect():
+        await orders.publish(b"a")
+        to.pause = 100.0
+        with trio.move_on_after(0.3) as scope:
+            await outbox.republish()
+        assert scope.cancelled_caught
+        to.pause = 0.0
+        other = tables.outbox(min_age=0)
+        other.register("orders", to)
+        with trio.fail_after(5.0):
+            async with other.broker.connect():
+                assert await other.republish() == 1
+    assert to.bodies == [b"a", b"a"]
+
+
+async def test_a_lock_that_is_taken_away_ends_it(tables: RecordTables) -> None:
+    """Between two pages: the lock file is deleted, or its session is ended."""
+    outbox, to = tables.outbox(min_age=0), Sent()
+    orders = outbox.register("orders", to)
+    async with outbox.broker.connect():
+        for number in range(101):
+            await orders.publish(str(number).encode())
+        to.letters.clear()
+
+        def taken(letter: Letter) -> None:
+            if letter.body == b"50":
+                if tables.lite:
+                    (lock,) = Path(tables.url.removeprefix("sqlite:///")).parent.glob("*.outbox-outbox-lock")
+                    lock.unlink()
+                else:
+                    tables.run(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction' "
+                        "AND datname = current_database()"
+                    )
+
+        to.fail = taken
+        with pytest.raises(LinkBroken, match="after 100: the lock was lost"):
+            await outbox.republish()
+    assert len(to.letters) == 100
+
+
+async def test_it_runs_in_the_background(tables: RecordTables, caplog: Any) -> None:
+    """At the start, where a failure is raised; then again and again, where one is told."""
+    outbox, to = tables.outbox(min_age=0), Sent()
+    orders = outbox.register("orders", to)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(outbox.broker.connect())
+        await orders.publish(b"a")
+        to.fail = lambda _: PublishNotAccepted("full")
+        with pytest.raises(ExceptionGroup) as raised:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(outbox.run)
+        assert isinstance(raised.value.exceptions[0], PublishNotAccepted)
+        to.fail = lambda _: None
+        to.letters.clear()
+        caplog.clear()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda *, task_status: outbox.run(every=0.02, task_status=task_status))
+            assert to.bodies == [b"a"]
+            await until(lambda: len(to.letters) >= 3)
+            to.fail = lambda _: LinkBroken("weather")
+            await until(lambda: caplog.records)
+            to.fail = lambda _: None
+            count = len(to.letters)
+            await until(lambda: len(to.letters) > count)
+            nursery.cancel_scope.cancel()
+    assert caplog.records[0].getMessage() == "weather"
