@@ -205,11 +205,18 @@ def test_a_second_signal_drops(tmp_path: Path, running: Callable[..., subprocess
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("orders", "--fresh"), ("sigterm", "folder"), ("amqp_orders", "--url"), ("own_table", "--url")]
+    ("name", "said"),
+    [
+        ("orders", "--fresh"),
+        ("sigterm", "folder"),
+        ("amqp_orders", "--url"),
+        ("own_table", "--url"),
+        ("outbox", "--sell"),
+    ],
 )
 def test_an_example_helps(name: str, said: str) -> None:
     """`examples/run NAME --help` says what it does and what it takes, and does nothing else."""
-    if name.startswith("amqp"):
+    if name.startswith("amqp") or name == "outbox":
         pytest.importorskip("proton", reason="python-qpid-proton is not installed")
     process = start("--help", program=ROOT / "examples" / f"{name}.py")
 
@@ -228,8 +235,8 @@ def test_a_name_that_no_example_has_is_answered_by_those_that_there_are() -> Non
 
     assert ran.returncode == 2
     assert ran.stderr.startswith("no example is named sigtrem; there are: ")
-    names = ["amqp_orders", "orders", "own_table", "sigterm"]
-    assert ran.stderr.split()[-4:] == [f"examples/{name}.py" for name in names]
+    names = ["amqp_orders", "orders", "outbox", "own_table", "sigterm"]
+    assert ran.stderr.split()[-5:] == [f"examples/{name}.py" for name in names]
 
 
 def test_the_commands_can_be_called() -> None:
