@@ -13,11 +13,12 @@ import trio
 from actors import Subscription, open_runtime
 from links.errors import NotConnected, PublishNotAccepted
 from links.memory import MemoryBroker
-from links.sql import OUTBOX_ID, OutboxTable
+from links.sql import OUTBOX_ID, Outbox, OutboxTable, transaction
 from settlement import Ack, DeadLetter, Delivery, Drop, Outcome, Policy, Retry, RetryAfter
 from settlement.delivery import Letter
 from settlement.ledger import Ended, Line
-from tests.links.outbox_kit import BOTH, RecordTables, Sent, a_delivery, answering, made
+from tests.links.outbox_kit import BOTH, RECORDS, RecordTables, Sent, a_delivery, answering, made
+from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import until
 
 
@@ -128,6 +129,29 @@ async def test_recorded_by_an_asynchronous_connection(database: str) -> None:
     finally:
         connection.finish()
     assert tables.rows() == [(1, "orders", b"a", False)]
+
+
+@pytest.mark.postgres
+@pytest.mark.servers
+async def test_recorded_in_the_transaction_of_a_delivery(database: str) -> None:
+    """A handler's own: the record is there with its `Ack`, and not after a `Retry`; then it is sent in a while."""
+    queue_tables = PostgresTables(database).create()
+    queue_tables.add(b"a")
+    tables = RecordTables(database).create()
+    broker = queue_tables.broker()
+    outbox, to = Outbox(RECORDS, broker, min_age=0), Sent()
+    outbox.register("orders", to)
+
+    async def handler(delivery: Delivery[bytes]) -> Outcome:
+        async with transaction(delivery) as connection:
+            await outbox.record(connection, "orders", str(delivery.attempt).encode())
+        return Retry() if delivery.attempt == 1 else Ack()
+
+    async with open_runtime(Subscription(broker.queue(queue_tables.table()), handler)) as runtime:
+        await until(lambda: runtime.ledger("jobs").acked == 1)
+        assert [payload for _, _, payload, _ in tables.rows()] == [b"2"]
+        assert await outbox.republish() == 1
+    assert to.bodies == [b"2"]
 
 
 async def test_the_statement_for_another_driver(tables: RecordTables) -> None:

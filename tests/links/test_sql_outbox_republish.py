@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import os
+import sqlite3
+import sys
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from links.errors import LinkBroken, PublishNotAccepted
+from links.sql import OUTBOX_ID
+from settlement import Ack
 from settlement.delivery import Letter
-from tests.links.outbox_kit import BOTH, RecordTables, Sent, made
+from tests.links.outbox_kit import BOTH, RecordTables, Sent, a_delivery, answering, made
 from tests.links.sqlite_kit import until
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(params=BOTH)
@@ -36,8 +46,16 @@ async def test_what_nobody_has_processed_is_sent_again_in_order(tables: RecordTa
 
     outbox, to = tables.outbox(), Sent()
     outbox.register("orders", to)
+    page, rooms = outbox._records.page, list[int]()
+
+    def paged(names: Any, until: Any, after: int | None, room: int) -> Any:
+        rooms.append(room)
+        return page(names, until, after, room)
+
+    outbox._records.page = paged  # type: ignore[method-assign]
     async with outbox.broker.connect():
         assert await outbox.republish() == 249
+        assert rooms == [100, 100, 100]  # so many are in memory at a time
         assert to.ids == [*range(1, 7), *range(8, 251)]
         assert to.letters[0].key == "k"
         assert to.letters[0].headers["n"] == b"\xff"
@@ -195,3 +213,135 @@ async def test_it_runs_in_the_background(tables: RecordTables, caplog: Any) -> N
             await until(lambda: len(to.letters) > count)
             nursery.cancel_scope.cancel()
     assert caplog.records[0].getMessage() == "weather"
+
+
+INSTANCE = """
+import sys
+import trio
+from links.sql import SqlBroker, Table
+from tests.links.outbox_kit import RecordTables
+
+url, carrier = sys.argv[1:]
+queue = Table("orders", id="id", payload="payload", headers="headers", locked_until="lease", generated=["id"])
+
+async def main():
+    outbox, to = RecordTables(url).outbox(), SqlBroker(f"sqlite:///{carrier}")
+    outbox.register("orders", to.publisher(queue))
+    async with outbox.broker.connect(), to.connect():
+        print(await outbox.republish())
+
+trio.run(main)
+"""
+
+
+async def test_two_processes_send_each_record_once(tables: RecordTables, tmp_path: Path) -> None:
+    """As two instances of a service that start at once."""
+    first = tables.outbox()
+    orders = first.register("orders", Sent())
+    async with first.broker.connect():
+        for number in range(130):
+            await orders.publish(str(number).encode())
+    tables.age()
+    carrier = tmp_path / "carrier.db"
+    with closing(sqlite3.connect(carrier)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, payload BLOB, headers TEXT, lease REAL)")
+    said: list[int] = []
+
+    async def instance() -> None:
+        done = await trio.run_process(
+            [sys.executable, "-c", INSTANCE, tables.url, str(carrier)],
+            capture_stdout=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        said.append(int(done.stdout))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(instance)
+            nursery.start_soon(instance)
+
+    assert sorted(said) == [0, 130]
+    with closing(sqlite3.connect(carrier)) as connection:
+        rows = connection.execute("SELECT payload FROM orders ORDER BY id").fetchall()
+    assert rows == [(str(number).encode(),) for number in range(130)]
+
+
+@pytest.mark.sqlite
+@settings(max_examples=50, deadline=None)
+@given(
+    letters=st.lists(
+        st.tuples(
+            st.binary(max_size=20),
+            st.dictionaries(st.text(max_size=5), st.binary(max_size=5), max_size=3),
+            st.none() | st.text(max_size=5),
+        ),
+        max_size=5,
+    )
+)
+def test_a_letter_is_sent_again_as_it_was(letters: list[tuple[bytes, dict[str, bytes], str | None]]) -> None:
+    """As a law: body, headers and key, in their order, each with the id of its record."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "o.db"
+        sqlite3.connect(path).close()
+        tables = RecordTables(f"sqlite:///{path}").create()
+
+        async def main() -> Sent:
+            outbox, to = tables.outbox(min_age=0), Sent()
+            orders = outbox.register("orders", to)
+            async with outbox.broker.connect():
+                for body, headers, key in letters:
+                    await orders.publish(body, headers, key=key)
+                assert await outbox.republish() == len(letters)
+            return to
+
+        to = trio.run(main)
+    for sent in (to.letters[: len(letters)], to.letters[len(letters) :]):
+        assert [(each.body, dict(each.headers), each.key) for each in sent] == [
+            (body, {**headers, OUTBOX_ID: str(number).encode()}, key)
+            for number, (body, headers, key) in enumerate(letters, 1)
+        ]
+
+
+@pytest.mark.postgres
+@pytest.mark.servers
+async def test_connections_that_are_ended_are_weather(database: str) -> None:
+    """All but the lock's: what is asked then is asked once more on the next connection, and nobody hears of it."""
+    tables = RecordTables(database).create()
+    outbox, to = tables.outbox(min_age=0), Sent()
+    orders = outbox.register("orders", to)
+    async with outbox.broker.connect():
+        for body in (b"a", b"b"):
+            await orders.publish(body)
+        to.letters.clear()
+
+        def ended(_: Letter) -> None:
+            tables.run(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle' "
+                "AND datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+        to.fail = ended
+        with trio.fail_after(20):
+            assert await outbox.republish() == 2
+            assert await outbox.tracked(answering(Ack()))(a_delivery(1)) == Ack()
+    assert to.bodies == [b"a", b"b"]
+    assert [done for *_, done in tables.rows()] == [True, False]
+
+
+@pytest.mark.sqlite
+async def test_a_file_that_others_keep_locked_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "o.db"
+    sqlite3.connect(path).close()
+    tables = RecordTables(f"sqlite:///{path}").create()
+    outbox, to = tables.outbox(min_age=0), Sent()
+    orders = outbox.register("orders", to)
+    async with outbox.broker.connect(), trio.open_nursery() as nursery:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        nursery.start_soon(orders.publish, b"a")
+        await trio.sleep(0.3)
+        assert to.letters == []
+        other.execute("ROLLBACK")
+        other.close()
+        await until(lambda: to.bodies == [b"a"])

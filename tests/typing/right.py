@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import psycopg
 import trio
 
 from actors import BatchSubscription, Runtime, Statistics, Subscription, open_runtime
@@ -15,7 +17,7 @@ from actors.testing import a_delivery, run_once
 from links.abc import Publisher
 from links.amqp import AT_MOST_ONCE, AmqpBroker, Raw
 from links.memory import MemoryBroker
-from links.sql import Lease, SqlBroker, Table
+from links.sql import Lease, Outbox, OutboxTable, SqlBroker, Table, forward
 from settlement import (
     Ack,
     Copies,
@@ -119,6 +121,24 @@ sql = SqlBroker("sqlite:///orders.db", poll_interval=0.5)
 payloads = sql.queue(Table("orders", id="id", payload="body", locked_until="lease"), claim=Lease(30.0))
 rows = sql.queue(Table("rows", id="id", locked_until="lease"))
 orders: Table[Order] = Table("orders", id="id", locked_until="lease", group="account", row=Order, fifo=True)
+
+RECORDS = OutboxTable("outbox", id="id", name="name", payload="body", sent_at="sent_at")
+outbox = Outbox(RECORDS, sql, min_age=60.0)
+recorded: Publisher = outbox.register("orders", memory.publisher("orders"))
+Subscription(payloads, forward(recorded))
+Subscription(memory.queue("orders"), outbox.tracked(charge, name="orders"), decode=order)
+Subscription(memory.queue("orders"), outbox.tracked(raw))
+Subscription(memory.queue("orders"), outbox.tracked(forget), decode=order)
+
+
+async def record(connection: sqlite3.Connection, awaited: psycopg.AsyncConnection[Any]) -> None:
+    key: int = outbox.record(connection, "orders", b"")
+    await outbox.send(key)
+    key = await outbox.record(awaited, "orders", "{}", {"x": b"1"}, key="lane")
+    sent: int = await outbox.republish(["orders"], min_age=0)
+    assert key != sent
+
+
 elsewhere: Publisher = sql.publisher("orders")
 
 one: Subscription[bytes] = Subscription(queue, raw)

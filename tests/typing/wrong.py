@@ -14,7 +14,7 @@ from actors import BatchSubscription, Runtime, Subscription, open_runtime
 from actors.testing import a_delivery, run_once
 from links.amqp import AmqpBroker
 from links.memory import MemoryBroker
-from links.sql import SqlBroker, Table
+from links.sql import Outbox, OutboxTable, SqlBroker, Table, forward
 from settlement import Ack, DeadLetter, Delivery, Drop, Outcome, Policy, Retry, RetryAfter
 
 
@@ -182,3 +182,14 @@ async def main(delivery: Delivery[Order]) -> None:
     async with open_runtime(Subscription(queue, raw), grace="10") as runtime:  # wrong
         runtime.ledger(0)  # wrong
         await runtime.drain()  # wrong
+
+
+# --- the outbox
+
+outbox = Outbox(OutboxTable("outbox", id="id", name="name", payload="body", sent_at="sent_at"), sql)
+OutboxTable("outbox", id="id", name="name", payload="body")  # wrong
+Outbox(Table("orders", id="id"), sql)  # wrong
+outbox.register("orders", "orders")  # wrong
+forward("orders")  # wrong
+outbox.tracked(not_async)  # wrong
+outbox.record(object(), "orders", b"")  # wrong
