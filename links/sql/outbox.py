@@ -198,10 +198,12 @@ class Outbox:
 
         That is a record that was rolled back, or that is processed. Who forgets to call it, or is killed before, has
         the message sent by `republish`. Raises as `OutboxPublisher.publish`, with the record there; `ValueError` for a
-        name that is not registered here.
+        name that is not registered here, or a key that is no whole number.
 
         Cancellation: sent or not; the record stays.
         """
+        if isinstance(key, bool) or not isinstance(key, int):
+            raise ValueError(f"key must be the id of a record, a whole number, not {key!r}")
         where = f"record {key} of table {self.table.table!r}"
         found = await self._ask(self._records.one(key), where)
         if found is None:
@@ -226,7 +228,8 @@ class Outbox:
         from when this was called.
 
         One instance at a time sends, and the others wait for it; what it has sent is young then, so that two at once
-        send each record once. 100 records are in memory at a time. A record whose broker refuses it is passed over.
+        send each record once. 100 records are in memory at a time. A record whose broker refuses it is passed over. In
+        weather it waits for the next connection, and the others with it: bound it with a scope of your own.
 
         Raises `ValueError` for a name that is not registered; `LinkRefused` where the table cannot be one, naming table
         and column; `PublishNotAccepted` when all is done, where there were refused ones; `LinkBroken` where a
@@ -311,7 +314,7 @@ class Outbox:
         `name`: of the records; None: the delivery's source, where that is registered. A delivery of another name,
         without the header, with one that is no number, or whose record is not there, is handled as without an outbox.
 
-        Raises `TypeError` for a handler that is no async function.
+        Raises `TypeError` for a handler that is no async function. Not for the handler of a batch.
 
         Cancellation of the handler: the record is marked or not, the message is unsettled.
         """

@@ -21,7 +21,10 @@ from settlement.delivery import Letter
 
 __all__ = ["BOTH", "RECORDS", "RecordTables", "Sent", "a_delivery", "answering", "made"]
 
-BOTH = ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.servers])]
+BOTH = [
+    pytest.param("sqlite", marks=pytest.mark.sqlite),
+    pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.servers]),
+]
 """Parameters of a test."""
 
 RECORDS = OutboxTable(

@@ -14,6 +14,7 @@ import os
 import signal
 import sqlite3
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from itertools import count
@@ -140,10 +141,10 @@ def forked(tell: Callable[[], Awaitable[None]]) -> int:
     if process == 0:
         try:
             trio.run(tell)
-        finally:
-            if sys.exc_info()[0] is not None:
-                sys.excepthook(*sys.exc_info())
-            os._exit(0 if sys.exc_info()[0] is None else 1)
+        except BaseException:  # noqa: BLE001 -- it ends here
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import trio
 
-from actors import HandlerFailed, Subscription, open_runtime
+from actors import HandlerFailed, Subscription, connected, open_runtime
 from links.errors import PublishNotAccepted
 from links.memory import MemoryBroker
 from links.sql import forward
 from settlement import Policy, RetryAfter
 from settlement.delivery import Letter
+from tests.links.outbox_kit import BOTH
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import Database, until
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.servers])])
+@pytest.fixture(params=BOTH)
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "sqlite":
         return Database(tmp_path / "q.db", marks=True).create()
@@ -71,6 +72,25 @@ async def test_a_refused_message_is_the_policys(tables: Any) -> None:
         async with open_runtime(again) as runtime:
             await until(lambda: runtime.ledger("jobs").acked == 1)
     assert sent == [b"a", b"a"]
+
+
+@pytest.mark.amqp
+@pytest.mark.sqlite
+async def test_to_amqp(tmp_path: Path) -> None:
+    """Body and headers arrive there as they were."""
+    pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+    from links.amqp import AmqpBroker, EmbeddedBroker  # noqa: PLC0415 -- may not be installed
+
+    database = Database(tmp_path / "q.db").create()
+    broker, embedded = database.broker(), EmbeddedBroker()
+    async with embedded.running():
+        amqp = AmqpBroker("amqp://localhost", connect=embedded.connect)
+        relay = Subscription(broker.queue(database.table()), forward(amqp.publisher("orders")))
+        async with connected(amqp), open_runtime(relay) as runtime:
+            await broker.publisher(database.table()).publish(b"\x00a", {"x": b"1"})
+            await until(lambda: runtime.ledger("jobs").acked == 1)
+        (letter,) = embedded.ready("orders")
+    assert (letter.body, letter.headers["x"]) == (b"\x00a", b"1")
 
 
 def test_what_is_no_publisher() -> None:

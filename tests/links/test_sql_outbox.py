@@ -109,6 +109,9 @@ async def test_recorded_in_the_users_own_transaction(tables: RecordTables) -> No
         assert await outbox.send(key) is True
         tables.run("UPDATE outbox SET processed_at = sent_at")
         assert await outbox.send(key) is False
+        for none in (True, "1", None, 1.0):
+            with pytest.raises(ValueError, match="key must be the id of a record"):
+                await outbox.send(none)  # type: ignore[arg-type]
 
     (letter,) = to.letters
     assert (letter.body, letter.key) == (b"a", "lane")

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import trio
 
+from tests.links.outbox_kit import BOTH
+
 ROOT = Path(__file__).parent.parent.parent
 KILLED = -9
 
 
 @pytest.mark.servers
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize("dialect", BOTH)
 async def test_killed_at_every_point(dialect: str, tmp_path: Path, request: pytest.FixtureRequest, tell: Any) -> None:
     """What was committed is handled, at least once, and marked; what was not is never heard of; twice is counted."""
     given = [request.getfixturevalue("database")] if dialect == "postgresql" else []

@@ -98,6 +98,10 @@ class PostgresRecords:
                     f"{here}: there is no column {column!r} for the role {role}; it has {', '.join(schema.names)}; "
                     "add the column, or leave the role out of OutboxTable(…)"
                 )
+        if schema.unlogged:
+            raise LinkRefused(
+                f"{here}: it is UNLOGGED, so a crash of the server empties it; say ALTER TABLE … SET LOGGED"
+            )
         check_times(self._letters, schema, here)
         if not schema[table.name].textual:
             raise LinkRefused(
