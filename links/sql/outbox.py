@@ -220,7 +220,9 @@ class Outbox:
         except Exception as error:
             raise NotAccepted(f"record {key} of table {self.table.table!r} cannot be read: {error}") from error
 
-    async def republish(self, names: Collection[str] | None = None, *, min_age: float | timedelta | None = None) -> int:
+    async def republish(
+        self, names: str | Collection[str] | None = None, *, min_age: float | timedelta | None = None
+    ) -> int:
         """Send again, in the order of their ids, all records that are not processed and old enough; how many it were.
 
         Call it at every start, and now and then, or have `run` do it. The table is looked at first. `names`: of these
@@ -237,27 +239,27 @@ class Outbox:
 
         Cancellation: what was sent is sent; up to 100 of it will be sent once more.
         """
-        chosen = sorted(self._publishers if names is None else {self._publisher(name).name for name in names})
+        given = self._publishers if names is None else [names] if isinstance(names, str) else names
+        chosen = sorted({self._publisher(name).name for name in given})
         age = self.min_age if min_age is None else span("min_age", min_age)
         where = f"republishing table {self.table.table!r}"
         until = await self._ask(self._records.look(age), where)
         if not chosen:
             return 0
-        count, refused, after = 0, list[Exception](), None
+        count, refused, first, after = 0, 0, None, None
         async with self._turn(where) as turn:
             while True:
                 if not await turn.holds():
                     raise LinkBroken(f"{where}, after {count}: the lock was lost, another instance may send now")
                 page = await self._ask(self._records.page(chosen, until, after, _PAGE), where)
                 sent, errors = await self._send_page(page, where)
-                count += sent
-                refused = (refused + errors)[:_PAGE]
+                count, refused = count + sent, refused + len(errors)
+                first = first or next(iter(errors), None)
                 if len(page) < _PAGE:
                     break
                 after = page[-1][0]
-        if refused:
-            more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-            raise NotAccepted(f"{where}: {count} were sent, and not {refused[0]}{more}") from refused[0]
+        if first is not None:
+            raise NotAccepted(f"{where}: {count} were sent, and {refused} not, first: {first}") from first
         return count
 
     async def _send_page(self, page: Collection[Record], where: str) -> tuple[int, list[Exception]]:
@@ -266,8 +268,11 @@ class Outbox:
         refused: list[Exception] = []
         failure: Exception | None = None
         for record in page:
+            publisher = self._publishers.get(name_of(record[1]))
+            if publisher is None:  # a name that the column takes for another one, such as by NOCASE
+                continue
             try:
-                await self._publishers[name_of(record[1])].send_record(record[0], self._letter(record))
+                await publisher.send_record(record[0], self._letter(record))
             except NotAccepted as error:
                 _log.warning("%s: record %d is not accepted: %s", where, record[0], error)
                 refused.append(error)

@@ -27,7 +27,7 @@ _log = logging.getLogger("trio_settlement")
 T = TypeVar("T")
 
 _REMEMBERED: Final = 10_000
-"""Deliveries, at most, that observers have told of and that are not marked yet."""
+"""Deliveries, at most, that observers have told of and that are not marked yet; or that are marked and in hand."""
 _NUMBER: Final = re.compile(rb"-?[0-9]{1,19}")
 _FINISHED: Final = (Line.ACKED, Line.DROPPED, Line.DEAD_LETTERED)
 
@@ -91,7 +91,7 @@ class Tracking:
             outcome = await handler(delivery)
             await trio.lowlevel.checkpoint_if_cancelled()  # who swallowed `Cancelled` has answered nothing
             if processed is not None and (outcome is None or isinstance(outcome, Ack | Drop)):
-                if self._observing:
+                if self._observing and len(self._marked) < _REMEMBERED:  # beyond, it is marked twice
                     self._marked.add(record)
                 await self._mark(record)
             return outcome
