@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.links.mysql_kit import mariadb_database, mysql_database, mysqls
+from tests.links.mysql_kit import mariadb_database, mysql_database, mysql_databases, mysqls
 from tests.links.postgres_kit import WHERE_THERE_IS_ONE, database, databases, pooled, pooler, postgres
 from tests.links.rabbit_kit import NOT_IN_STABLE, rabbit
 
@@ -17,6 +17,7 @@ __all__ = [
     "databases",
     "mariadb_database",
     "mysql_database",
+    "mysql_databases",
     "mysqls",
     "pooled",
     "pooler",

@@ -20,6 +20,7 @@ from links.errors import LinkRefused
 from links.sql import AdvisoryLock, SqlBroker
 from settlement import Policy
 from settlement.sql import Finish, MoveToTable
+from tests.links.mysql_kit import run
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import attached, bodies, open_link, say
 
@@ -38,7 +39,7 @@ def normal(sql: str) -> str:
 async def test_the_page_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
     """The Python block prints the first SQL block; its tables attach, with a dead letter, without a warning."""
     names: dict[str, Any] = {}
-    (program, *_), (sql, _) = blocks("python"), blocks("sql")
+    (program, *_), (sql, *_) = blocks("python"), blocks("sql")
     exec(program, names)  # noqa: S102 -- our own page
     assert normal(capsys.readouterr().out) == normal(sql)
     path = tmp_path / "q.db"
@@ -55,7 +56,7 @@ async def test_the_page_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[st
 async def test_the_page_is_true_of_postgresql(database: str, capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
     """The second SQL block is what `ddl("postgresql")` gives, also a second time; a link attaches without a warning."""
     names: dict[str, Any] = {}
-    (program, *_), (_, sql) = blocks("python"), blocks("sql")
+    (program, *_), (_, sql, *_) = blocks("python"), blocks("sql")
     exec(program, names)  # noqa: S102 -- our own page
     capsys.readouterr()
     assert normal(names["ORDERS"].ddl("postgresql")) == normal(sql)
@@ -63,6 +64,26 @@ async def test_the_page_is_true_of_postgresql(database: str, capsys: pytest.Capt
     for _ in range(2):
         tables.run(names["ORDERS"].ddl("postgresql"))
     queue = tables.broker().queue(names["ORDERS"])
+    async with queue.broker.connect(), attached(queue, policy=Policy(max_attempts=3, dead_letter="dead_orders")):
+        pass
+    assert caplog.records == []
+
+
+@pytest.mark.mysql
+@pytest.mark.servers
+async def test_the_page_is_true_of_mysql(
+    mysql_database: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The third SQL block is what `ddl("mysql")` gives, also a second time; a link attaches without a warning."""
+    names: dict[str, Any] = {}
+    (program, *_), (*_, sql) = blocks("python"), blocks("sql")
+    exec(program, names)  # noqa: S102 -- our own page
+    capsys.readouterr()
+    assert normal(names["ORDERS"].ddl("mysql")) == normal(names["ORDERS"].ddl("mariadb")) == normal(sql)
+    for _ in range(2):
+        for statement in filter(str.strip, normal(names["ORDERS"].ddl("mysql")).split(";")):
+            run(mysql_database, statement)
+    queue = SqlBroker(mysql_database).queue(names["ORDERS"])
     async with queue.broker.connect(), attached(queue, policy=Policy(max_attempts=3, dead_letter="dead_orders")):
         pass
     assert caplog.records == []

@@ -135,7 +135,7 @@ class Outbox:
     ) -> int | Awaitable[int]:
         """Write a record by a connection of your own, in the transaction that it is in; gives its id, for `send`.
 
-            with sqlite3.connect(path) as connection:                  # or psycopg's; awaited on an AsyncConnection
+            with sqlite3.connect(path) as connection:     # or psycopg's, or PyMySQL's; awaited on an AsyncConnection
                 connection.execute("INSERT INTO orders …")
                 key = outbox.record(connection, "orders", b"…")
             await outbox.send(key)
@@ -168,7 +168,7 @@ class Outbox:
         """The statement of `record` and its parameters by name, for a connection of any other driver.
 
         `style`: "text", as SQLAlchemy's `text` takes it; "named" (`:name`) or "pyformat" (`%(name)s`), as DB-API calls
-        them. On PostgreSQL it gives one row, the id; on SQLite that is the cursor's `lastrowid`. No I/O. Raises as
+        them. On PostgreSQL it gives one row, the id; elsewhere that is the cursor's `lastrowid`. No I/O. Raises as
         `record`, and `ValueError` for another style.
         """
         if style not in ("pyformat", "named", "text"):

@@ -28,7 +28,7 @@ class OutboxTable:
         payload: The message's bytes.
         sent_at: When it was recorded, and, once it was sent again, when that was: the age of a record counts from it.
             A time, NOT NULL, the default now: on SQLite REAL (Unix seconds), INTEGER (Unix microseconds) or TEXT (ISO
-            8601 in UTC), on PostgreSQL timestamptz.
+            8601 in UTC), on PostgreSQL timestamptz, on MySQL and MariaDB DATETIME(6), which holds UTC, or TIMESTAMP(6).
         headers: A JSON object, as in a queue table. None, the default: a message with headers is not accepted.
         partition_key: The message's key. None, the default: a message with a key is not accepted.
         processed_at: Set when a consumer has finished with the message, a time. None, the default: the record is

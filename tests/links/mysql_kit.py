@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -23,7 +23,7 @@ import pytest
 
 from tests.servers.mysql import KINDS, Kind, NotHere, a_server
 
-__all__ = ["a_database", "connect", "mariadb_database", "mysql_database", "mysqls", "run"]
+__all__ = ["a_database", "connect", "mariadb_database", "mysql_database", "mysql_databases", "mysqls", "run"]
 
 GIVEN: Final = {kind: os.environ.get(f"TEST_{kind.upper()}_URL", "") for kind in KINDS}
 _WITHIN: Final = 10.0
@@ -109,6 +109,13 @@ def _end_connections(server: str, name: str) -> None:
             except pymysql.OperationalError:  # it has ended meanwhile
                 continue
         time.sleep(0.002)
+
+
+@pytest.fixture
+def mysql_databases(mysqls: Mysqls) -> Generator[Callable[[Kind], str], None, None]:
+    """The URL of an empty database of the kind that is asked for."""
+    with ExitStack() as stack:
+        yield lambda kind: stack.enter_context(a_database(mysqls.url(kind)))
 
 
 @pytest.fixture(params=KINDS)

@@ -1,4 +1,4 @@
-"""What the tests of the outbox stand on: a record table on SQLite or PostgreSQL, looked at by somebody else."""
+"""What the tests of the outbox stand on: a record table on any database, looked at by somebody else."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from links.memory import MemoryBroker
 from links.sql import OUTBOX_ID, Outbox, OutboxTable, SqlBroker
 from settlement import Delivery
 from settlement.delivery import Letter
+from tests.links.mysql_kit import connect
+from tests.servers.mysql import KINDS
 
 __all__ = ["BOTH", "RECORDS", "RecordTables", "Sent", "a_delivery", "answering", "made"]
 
 BOTH = [
     pytest.param("sqlite", marks=pytest.mark.sqlite),
     pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.servers]),
+    pytest.param("mariadb", marks=[pytest.mark.mysql, pytest.mark.servers]),
+    pytest.param("mysql", marks=[pytest.mark.mysql, pytest.mark.servers]),
 ]
 """Parameters of a test."""
 
@@ -62,17 +66,27 @@ class RecordTables:
         if self.lite:
             with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=5.0)) as lite, lite:
                 yield lite
+        elif self.mysql:
+            with connect(self.url, autocommit=False) as mysql:
+                yield mysql
+                mysql.commit()
         else:
             with psycopg.connect(self.url) as connection:
                 yield connection
+
+    @property
+    def mysql(self) -> bool:
+        """Or MariaDB."""
+        return self.url.partition(":")[0] in KINDS
 
     def run(self, *statements: str) -> list[tuple[Any, ...]]:
         """Each in a transaction of its own; the rows of the last one, where it gives some."""
         rows: list[tuple[Any, ...]] = []
         for statement in statements:
             with self.connection() as connection:
-                cursor = connection.execute(statement)
-                rows = cursor.fetchall() if cursor.description else []
+                cursor = connection.cursor()
+                cursor.execute(statement)
+                rows = list(cursor.fetchall()) if cursor.description else []
         return rows
 
     def create(self, table: OutboxTable = RECORDS) -> RecordTables:
@@ -82,7 +96,7 @@ class RecordTables:
 
     def age(self) -> None:
         """All records are old."""
-        when = "1000000000" if self.lite else "'2001-09-09 01:46:40+00'"
+        when = "1000000000" if self.lite else "'2001-09-09 01:46:40'"
         self.run(f"UPDATE outbox SET sent_at = {when}")  # noqa: S608 -- our own
 
     def rows(self) -> list[tuple[Any, ...]]:
@@ -95,6 +109,8 @@ def made(dialect: str, tmp_path: Path, request: pytest.FixtureRequest) -> Record
     """An empty database of this dialect."""
     if dialect == "postgresql":
         return RecordTables(request.getfixturevalue("database"))
+    if dialect in KINDS:
+        return RecordTables(request.getfixturevalue("mysql_databases")(dialect))
     path = tmp_path / "o.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")

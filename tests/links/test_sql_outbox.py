@@ -94,11 +94,11 @@ async def test_recorded_in_the_users_own_transaction(tables: RecordTables) -> No
     outbox, to = tables.outbox(), Sent()
     outbox.register("orders", to)
     with tables.connection() as connection:
-        connection.execute("INSERT INTO shipments VALUES (1)")
+        connection.cursor().execute("INSERT INTO shipments VALUES (1)")
         rolled_back = outbox.record(connection, "orders", b"never")
         connection.rollback()
     with tables.connection() as connection:
-        connection.execute("INSERT INTO shipments VALUES (2)")
+        connection.cursor().execute("INSERT INTO shipments VALUES (2)")
         key = outbox.record(connection, "orders", b"a", {"x": b"\xff"}, key="lane")
     assert tables.run("SELECT * FROM shipments") == [(2,)]
 
@@ -162,11 +162,12 @@ async def test_the_statement_for_another_driver(tables: RecordTables) -> None:
     outbox = tables.outbox()
     outbox.register("orders", Sent())
     statement, parameters = outbox.record_statement("orders", b"a", key="lane")
-    engine = sqlalchemy.create_engine(tables.url.replace("postgresql://", "postgresql+psycopg://"))
+    driver = {"postgresql": "psycopg", "sqlite": "pysqlite"}.get(tables.url.partition(":")[0], "pymysql")
+    engine = sqlalchemy.create_engine(tables.url.replace("://", f"+{driver}://", 1))
     try:
         with engine.begin() as connection:
             result = connection.execute(sqlalchemy.text(statement), parameters)
-            key = result.lastrowid if tables.lite else result.scalar_one()
+            key = result.lastrowid if tables.lite or tables.mysql else result.scalar_one()
     finally:
         engine.dispose()
     assert (key, tables.rows()) == (1, [(1, "orders", b"a", False)])

@@ -176,6 +176,10 @@ async def test_a_lock_that_is_taken_away_ends_it(tables: RecordTables) -> None:
                 if tables.lite:
                     (lock,) = Path(tables.url.removeprefix("sqlite:///")).parent.glob("*.outbox-outbox-lock")
                     lock.unlink()
+                elif tables.mysql:
+                    text = "SHA2(LOWER(CONCAT('outbox ', DATABASE(), '.outbox')), 256)"
+                    ((holder,),) = tables.run(f"SELECT IS_USED_LOCK(CONCAT('trio-settlement.', LEFT({text}, 40)))")
+                    tables.run(f"KILL {holder}")
                 else:
                     tables.run(
                         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction' "
@@ -339,7 +343,7 @@ async def test_a_name_that_only_looks_like_another(tmp_path: Path) -> None:
     ddl = tables.outbox().ddl().replace("name TEXT NOT NULL", "name TEXT NOT NULL COLLATE NOCASE")
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(ddl)
-        connection.execute("INSERT INTO outbox (name, payload) VALUES ('ORDERS', x'61'), ('orders', x'62')")
+        connection.cursor().execute("INSERT INTO outbox (name, payload) VALUES ('ORDERS', x'61'), ('orders', x'62')")
         connection.commit()
     outbox, to = tables.outbox(min_age=0), Sent()
     outbox.register("orders", to)

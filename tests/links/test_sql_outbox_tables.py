@@ -233,8 +233,12 @@ async def test_behind_a_pooler_too(pooled: str, database: str) -> None:
         assert await outbox.republish() == 1
 
 
-async def test_a_trigger_that_ignores_a_record_is_told(tables: RecordTables) -> None:
-    """Nothing is sent that is not recorded."""
+@pytest.mark.parametrize("dialect", BOTH[:2])
+async def test_a_trigger_that_ignores_a_record_is_told(
+    dialect: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Nothing is sent that is not recorded. On MySQL and MariaDB a trigger cannot."""
+    tables = made(dialect, tmp_path, request).create()
     if tables.lite:
         tables.run("CREATE TRIGGER t BEFORE INSERT ON outbox BEGIN SELECT RAISE(IGNORE); END")
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-__all__ = ["DUE", "ddl", "in_work_index", "index", "plain"]
+__all__ = ["DUE", "ddl", "in_work_index", "index", "outbox_ddl", "plain"]
 
 _BIN: Final = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 DUE: Final = "DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6))"
@@ -81,10 +81,36 @@ def ddl(parts: Sequence[str], roles: Mapping[str, str], *, fifo: bool = False) -
     return "\n\n".join(texts) + "\n"
 
 
-def _create(parts: Sequence[str], roles: Mapping[str, str], indexes: Sequence[str]) -> str:
+_OUTBOX: Mapping[str, tuple[str, str]] = {
+    "id": ("BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY", "it travels with the message"),
+    "name": (f"VARCHAR(190) {_BIN} NOT NULL", "what the record is for, as it is registered"),
+    "sent_at": (DUE, "when it was recorded, or sent again, in UTC"),
+    "processed_at": ("DATETIME(6) NULL", "NULL: not processed; else since when, in UTC"),
+    "partition_key": _COLUMNS["partition_key"],
+    "headers": _COLUMNS["headers"],
+    "payload": _COLUMNS["payload"],
+}
+
+
+def outbox_ddl(parts: Sequence[str], roles: Mapping[str, str]) -> str:
+    """The record table of an outbox, with an index of those that wait; what is there stays."""
+    indexes: list[str] = []
+    if "processed_at" in roles:
+        why = "-- those that are to be sent again are found by it"
+        columns = f"({plain(roles['processed_at'])}, {plain(roles['id'])})"
+        indexes.append(f"    {why}\n    INDEX {_named(parts[-1], 'waiting')} {columns}")
+    return f"-- the records of an outbox\n{_create(parts, roles, indexes, _OUTBOX)}\n"
+
+
+def _create(
+    parts: Sequence[str],
+    roles: Mapping[str, str],
+    indexes: Sequence[str],
+    known: Mapping[str, tuple[str, str]] = _COLUMNS,
+) -> str:
     columns = [
         f"    -- {reason}\n    {plain(roles[role])} {declared}"
-        for role, (declared, reason) in _COLUMNS.items()
+        for role, (declared, reason) in known.items()
         if role in roles
     ]
     body = ",\n".join([*columns, *indexes])

@@ -17,9 +17,11 @@ from links.sql.mysql.connection import MysqlConnection
 from links.sql.mysql.lease import MysqlLease
 from links.sql.mysql.lender import MysqlLender
 from links.sql.mysql.looked import Looked
+from links.sql.mysql.outbox import MysqlRecords
 from links.sql.mysql.row_lock import MysqlRowLock
 from links.sql.mysql.session import MysqlSession
 from links.sql.mysql.work import MysqlWork
+from links.sql.outbox_table import OutboxTable
 from links.sql.table import Table, split
 from links.sql.thread_writer import HopTurn, ThreadWriter
 from links.sql.wakes import Tell
@@ -136,6 +138,10 @@ class MysqlDialect:
                 "custom['lock'] and custom['unlock'] cannot be on MySQL and MariaDB: leave them out, and the library "
                 "takes a named lock of the server by GET_LOCK"
             )
+
+    def records(self, table: OutboxTable) -> MysqlRecords:
+        """As `Dialect.records`."""
+        return MysqlRecords(table, self.new)
 
     def spelled(self, table: str) -> str:
         """The database is left out where it is the URL's."""

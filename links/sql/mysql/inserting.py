@@ -17,7 +17,7 @@ from links.sql.mysql.ddl import plain
 from links.sql.mysql.statements import micros
 from links.sql.table import split
 
-__all__ = ["insert", "statement"]
+__all__ = ["check_strict", "insert", "statement"]
 
 
 def statement(what: Written, style: Style) -> tuple[str, dict[str, Any]]:
@@ -55,13 +55,7 @@ def _due(what: Written, bind: Binding) -> str:
 def insert(connection: pymysql.Connection[Any], what: Written) -> bool:
     """Insert by this connection, whatever cursors it makes."""
     with connection.cursor(Cursor) as cursor:
-        cursor.execute("SELECT @@sql_mode")
-        (mode,) = cursor.fetchone() or ("",)
-        if "STRICT_" not in mode:
-            raise PublishNotAccepted(
-                f"table {what.table.name!r}: this session's sql_mode is not strict, so a value that does not fit would "
-                "be cut without a word; add STRICT_TRANS_TABLES to it"
-            )
+        check_strict(cursor, what.table.name)
         try:
             cursor.execute(*statement(what, "pyformat"))
         except pymysql.MySQLError as error:
@@ -69,6 +63,17 @@ def insert(connection: pymysql.Connection[Any], what: Written) -> bool:
                 raise
             return False
     return True
+
+
+def check_strict(cursor: Any, table: str) -> None:
+    """Raise `PublishNotAccepted` where a value that does not fit would be cut without a word."""
+    cursor.execute("SELECT @@sql_mode")
+    (mode,) = cursor.fetchone() or ("",)
+    if "STRICT_" not in mode:
+        raise PublishNotAccepted(
+            f"table {table!r}: this session's sql_mode is not strict, so a value that does not fit would be cut "
+            "without a word; add STRICT_TRANS_TABLES to it"
+        )
 
 
 def _is_there(cursor: Any, what: Written) -> bool:

@@ -5,7 +5,7 @@ Asked when a link attaches, and again when the table's columns have changed unde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from links.sql.row_class import lacking
 from links.sql.table import Table, split
 from settlement.sql import AdvisoryLock, ClaimForm, Lease, RowLock
 
-__all__ = ["MysqlLook", "inspect"]
+__all__ = ["MysqlLook", "check_engine", "check_key", "check_message", "check_names", "check_times", "inspect"]
 
 _KEYS: Final = COUNTING | {
     "decimal", "char", "varchar", "binary", "varbinary", "uuid", "inet4", "inet6", "datetime", "timestamp", "date",
@@ -63,9 +63,7 @@ def inspect(
     Raises `LinkRefused` naming subscription, table, column and the way out, and `pymysql.MySQLError`.
     """
     here = f"subscription {subscription!r}, table {table.name!r}"
-    for name in (*table.name.split("."), *table.roles.values(), *(dead_letter or "").split(".")):
-        if len(name) > LONGEST:
-            raise LinkRefused(f"{here}: {name!r} is longer than {LONGEST} characters; give it a shorter name")
+    check_names((*table.name.split("."), *table.roles.values(), *(dead_letter or "").split(".")), here)
     schema = read_schema(session, table.name)
     if schema is None:
         raise LinkRefused(f"{here}: there is no such table; create it, the library creates none")
@@ -80,14 +78,11 @@ def inspect(
             f"{here}: there is no column {fields[0]!r} for that field of {table.row.__name__}, which has no default; "
             f"it has {', '.join(schema.names)}; add the column, or give the field a default"
         )
-    if schema.engine.lower() != "innodb":
-        raise LinkRefused(
-            f"{here}: its engine is {schema.engine}, which has no transactions; say ALTER TABLE … ENGINE=InnoDB"
-        )
-    _check_times(table, schema, here)
-    _check_message(table, schema, here)
+    check_engine(schema, here)
+    check_times(table, schema, here)
+    check_message(table, schema, here)
     _check_attempt(session, table, schema, here)
-    _check_key(table, schema, here)
+    check_key(table, schema, here)
     if isinstance(claim, AdvisoryLock):
         for column in claim.columns:
             if column not in schema:
@@ -117,7 +112,23 @@ def _statements(table: Table[Any], schema: MysqlSchema, claim: ClaimForm) -> Row
             return RowLockStatements(table, schema)
 
 
-def _check_times(table: Table[Any], schema: MysqlSchema, here: str) -> None:
+def check_names(names: Iterable[str], here: str) -> None:
+    """Raise `LinkRefused` for one that no table or column can have."""
+    for name in names:
+        if len(name) > LONGEST:
+            raise LinkRefused(f"{here}: {name!r} is longer than {LONGEST} characters; give it a shorter name")
+
+
+def check_engine(schema: MysqlSchema, here: str) -> None:
+    """Raise `LinkRefused` for a table without transactions."""
+    if schema.engine.lower() != "innodb":
+        raise LinkRefused(
+            f"{here}: its engine is {schema.engine}, which has no transactions; say ALTER TABLE … ENGINE=InnoDB"
+        )
+
+
+def check_times(table: Table[Any], schema: MysqlSchema, here: str) -> None:
+    """Raise `LinkRefused` for a column that cannot hold its time."""
     for role in ("locked_until", "retry_after", "processed_at"):
         name: str | None = getattr(table, role)
         if name is None:
@@ -152,7 +163,8 @@ def _check_times(table: Table[Any], schema: MysqlSchema, here: str) -> None:
             )
 
 
-def _check_message(table: Table[Any], schema: MysqlSchema, here: str) -> None:
+def check_message(table: Table[Any], schema: MysqlSchema, here: str) -> None:
+    """Raise `LinkRefused` for a column that cannot hold its part of a message."""
     for role, kinds in (("payload", "LONGBLOB, LONGTEXT or JSON"), ("headers", "JSON or LONGTEXT")):
         name: str | None = getattr(table, role)
         if name is None:
@@ -199,7 +211,7 @@ def _check_attempt(session: MysqlSession, table: Table[Any], schema: MysqlSchema
         )
 
 
-def _check_key(table: Table[Any], schema: MysqlSchema, here: str) -> None:
+def check_key(table: Table[Any], schema: MysqlSchema, here: str) -> None:
     """Raise `LinkRefused` unless the id is a key of its own, and one that can be told from another."""
     column = schema[table.id]
     what = f"{here}: column {table.id!r} (id)"
@@ -297,10 +309,7 @@ def _check_dead_letter(
     dead = read_schema(session, dead_letter)
     if dead is None:
         raise LinkRefused(f"{here}: there is no such table; create it with the columns of {table.name!r}")
-    if dead.engine.lower() != "innodb":
-        raise LinkRefused(
-            f"{here}: its engine is {dead.engine}, which has no transactions; say ALTER TABLE … ENGINE=InnoDB"
-        )
+    check_engine(dead, here)
     for column in schema.stored:
         if column not in dead or dead[column].computed:
             raise LinkRefused(

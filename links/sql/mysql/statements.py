@@ -93,7 +93,8 @@ class Rows:
 
     def _guard(self) -> str:
         """At most 64 characters, whatever the names are; the server holds it for the connection."""
-        return f"CONCAT('trio-settlement.', SHA1(CONCAT(DATABASE(), '.', {quoted(self.table.name)}, ':', %(group)s)))"
+        text = f"CONCAT(DATABASE(), '.', {quoted(self.table.name)}, ':', %(group)s)"
+        return f"CONCAT('trio-settlement.', LEFT(SHA2({text}, 256), 40))"
 
     def unfinished(self, alias: str) -> str:
         """The rows of the group that are not finished, as a condition."""

@@ -18,7 +18,7 @@ import pymysql
 
 from links.abc import Received
 from links.errors import CallBroken, ConnectionBroken, LeaseLost, LinkError, SettlementUnknown
-from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Purge, Release, Saying, Settling
+from links.sql.jobs import Claim, Each, Extend, Insert, Job, Look, Purge, Release, Run, Saying, Settling
 from links.sql.mysql.codes import BINDING, is_again, is_reshaped
 from links.sql.mysql.insert import MysqlInserter
 from links.sql.mysql.lease import MysqlLease
@@ -336,6 +336,19 @@ class _Insert(_Whole[Insert]):
         return False
 
 
+class _Run(_Whole[Run[Any]]):
+    """A call, in a transaction of its own. Where its connection broke amid it, it is run again if that does no harm."""
+
+    def work(self, session: MysqlSession) -> None:
+        self.job.result = None
+        self.job.result = again(partial(self.job.call, session, None), session)
+
+    def lost(self, error: ConnectionBroken) -> bool:
+        if not self.job.again:
+            self.fail(error)
+        return self.job.again
+
+
 class _Purge(_Whole[Purge]):
     def work(self, session: MysqlSession) -> None:
         again(partial(purge, session, self.job), session)
@@ -353,6 +366,7 @@ _EACH: Mapping[type[Job], Callable[[Any], Work]] = {
     Extend: _Extend,
     Release: _Release,
     Purge: _Purge,
+    Run: _Run,
 }
 
 
