@@ -9,6 +9,7 @@ another connection, and goes on where it stood; what touches nothing then may ha
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
@@ -30,6 +31,8 @@ from links.sql.table import Table
 from settlement.sql import Custom, Delay, MoveToTable, Verb
 
 __all__ = ["Forms", "MysqlWork", "Work"]
+
+_log = logging.getLogger("trio_settlement")
 
 J = TypeVar("J", bound=Job)
 T = TypeVar("T")
@@ -246,6 +249,10 @@ class _Settle(_Each[Saying]):
                 raise
             return  # each for itself, then
         items[:] = self._judged(session, items, touched)
+        if items:
+            _log.debug(
+                "table %r: %d verbs are said behind a claim: the rows were locked", self.form.table.name, len(items)
+            )
 
     def some(self, session: MysqlSession, items: Sequence[Saying]) -> list[Saying]:
         tokens = [item.received.token for item in items]

@@ -11,6 +11,7 @@ Cancellation: as `links.sql.postgres.lease` says; what was carried out stands in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -38,6 +39,8 @@ from links.sql.table import Table
 from settlement.sql import AdvisoryLock, Custom, Delay, Lease, MoveToTable, RowLock, Verb
 
 __all__ = ["PostgresWork", "Work"]
+
+_log = logging.getLogger("trio_settlement")
 
 T = TypeVar("T")
 
@@ -222,6 +225,10 @@ class _Settle(_Each[Saying]):
                 raise
             return  # each for itself, then
         items[:] = await self._judged(connection, items, touched)
+        if items:
+            _log.debug(
+                "table %r: %d verbs are said behind a claim: the rows were locked", self.form.table.name, len(items)
+            )
 
     async def some(self, connection: TrioConnection, items: Sequence[Saying]) -> list[Saying]:
         tokens = [item.received.token for item in items]
