@@ -15,6 +15,7 @@ import trio
 from actors.connection import Connection
 from actors.drain import Drain
 from actors.events import DrainBegan, Observer, Tell, log
+from actors.forwarding import Forwarding, forwardings
 from actors.running_subscription import RunningSubscription, Statistics
 from actors.startup import StartUp
 from actors.subscription import AnySubscription, BatchSubscription, Subscription
@@ -60,12 +61,20 @@ class Runtime:
                 raise TypeError(f"a runtime runs subscriptions, each an argument of its own, not {subscription!r}")
             if subscription.name in self._subscriptions:
                 raise ValueError(f"two subscriptions are named {subscription.name!r}: give one a name= of its own")
-            self._subscriptions[subscription.name] = RunningSubscription(subscription, self._drain, self._tell)
+            self._add(subscription)
+        for forwarding in forwardings(subscriptions):
+            self._add(forwarding)
         self._ran = False
         self._home: trio.lowlevel.TrioToken | None = None
         """The `trio.run` that it runs in."""
         self._finished = trio.Event()
         self.block: trio.CancelScope | None = None
+
+    def _add(self, subscription: AnySubscription) -> None:
+        running = RunningSubscription(subscription, self._drain, self._tell)
+        if isinstance(subscription.handler, Forwarding):
+            subscription.handler.books = running.books
+        self._subscriptions[subscription.name] = running
 
     def drain(self) -> None:
         """Begin a graceful stop: nothing more is taken, what is in hand is finished within `grace`. Idempotent.

@@ -7,7 +7,7 @@ deadline: its goodbye, the giving back of a half-taken `receive`, and a SQL sett
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from enum import Enum
 from functools import partial
@@ -16,11 +16,11 @@ from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 import attrs
 import trio
 
+from links.beside import beside
 from links.errors import NotConnected, SettlementError
 from settlement.delivery import NO_HEADERS, Delivery, Letter
-from settlement.groups import alone, raise_bare
 from settlement.ledger import Line
-from settlement.plans import Plan
+from settlement.plans import Plan, Publish
 from settlement.policy import Ending, Policy
 
 __all__ = [
@@ -195,6 +195,8 @@ class Source(ABC, Generic[R]):
         lease: Seconds for which a received delivery is ours unless extended; None: until the link ends.
         held: How many deliveries may wait before their verb at once; None: as many as are in hand.
         copies: How many copies may wait for their time at once; 0: no plan of this source has a step after its verb.
+        store: Where its delayed copies wait (`Stored`): the runtime publishes what is due there, as `forwarded` says,
+            by a subscription of its own; one for all sources whose stores are one `place`.
     """
 
     name: str
@@ -204,6 +206,7 @@ class Source(ABC, Generic[R]):
     lease: float | None = None
     held: int | None = None
     copies: int = 0
+    store: Source[Any] | None = None
 
     def renewal(self) -> float:
         """Seconds until the next renewal of all leases, asked before each: a third of a lease, where not said else."""
@@ -238,6 +241,19 @@ class Source(ABC, Generic[R]):
     def brokers(self) -> Sequence[Broker]:
         """The brokers that this source needs open: its own, and those that its copies are stored on."""
         return (self.broker,)
+
+    @property
+    def place(self) -> Hashable:
+        """Where it takes from: the same for sources of one broker that take each other's deliveries."""
+        return self
+
+    def storage(self) -> tuple[Source[Any], Publisher]:
+        """This source as a `store`, and a publisher that keeps `deliver_after`; `ValueError` where it cannot."""
+        raise ValueError(f"{self.name!r} on {self.broker.name} keeps no letters until they are due: use a queue table")
+
+    def forwarded(self, delivery: Delivery[Any]) -> Publish:
+        """What a delivery of its `store` is published as; pure. Raises `ValueError` for what is no stored copy."""
+        raise NotImplementedError("a source with a store knows how")
 
 
 class Publisher(ABC):
@@ -380,19 +396,3 @@ class Broker(ABC):
         self.presence = presence
         changed, self._changed = self._changed, trio.Event()
         changed.set()
-
-
-@asynccontextmanager
-async def beside(task: Callable[..., Any]) -> AsyncGenerator[None, None]:
-    """Run `task` (which reports started) beside the block, cancel it after the block; what it raises cancels the block.
-
-    Errors leave as their writers expect: the block's own exception bare, the task's own bare when it is alone, both
-    as a group. Cancellation: both are cancelled; the task is waited for.
-    """
-    try:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(task)
-            yield
-            nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        raise_bare(alone(group))

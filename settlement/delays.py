@@ -77,10 +77,12 @@ class Scheduled:
 
 @attrs.frozen
 class Stored:
-    """Store the copy as a row of a SQL queue table, from where it is forwarded when it is due.
+    """Store a copy as a row of a SQL queue table, then accept the original; the runtime forwards what is due.
 
     Attributes:
-        queue: Where it is stored: a publisher to the table.
+        queue: Where it is stored: a queue of its own that nobody else takes from, `sql_broker.queue(table)`. It may be
+            shared by the queues of one broker, and by several processes. Its table has the roles payload (bytes),
+            headers and retry_after.
     """
 
     queue: Destination

@@ -14,7 +14,8 @@ SHARED = {"trio", "attrs", "settlement", "links.abc", "links.errors"}
 ROOMS: dict[str, set[str]] = {
     "settlement": {"attrs"},
     "actors": SHARED,
-    "links.abc": {"trio", "attrs", "settlement", "links.errors"},
+    "links.abc": {"trio", "attrs", "settlement", "links.errors", "links.beside"},
+    "links.beside": {"trio", "settlement"},
     "links.errors": {"attrs", "settlement"},
     "links.memory": SHARED,
     "links.sql": SHARED | {"psycopg", "pymysql"},

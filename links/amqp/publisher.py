@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
+import attrs
+
 from links.abc import Publisher
 from links.amqp.addresses import Address
 from links.amqp.connecting_broker import ConnectingBroker
@@ -17,10 +19,23 @@ from settlement.attempts import header_count
 from settlement.delivery import Letter, check_letter
 from settlement.plans import TooLong
 
-__all__ = ["AmqpPublisher"]
+__all__ = ["AmqpPublisher", "Encoded"]
 
 _ADDED: Final = 1024
 """Bytes, at most, that a copy is longer than its original, without the name of the header."""
+
+
+@attrs.frozen(eq=False)
+class Encoded(Letter):
+    """A letter whose body is a whole message, as this transport encoded it before: it goes out as it is.
+
+    Attributes:
+        body: The message; what follows is nobody's concern.
+        headers: None by default.
+        key: None by default.
+        deliver_after: None by default.
+        original: None by default.
+    """
 
 
 class AmqpPublisher(Publisher):
@@ -50,7 +65,7 @@ class AmqpPublisher(Publisher):
         Cancellation: the message was sent or not; one that had no credit yet was not.
         """
         try:
-            raw = self._encoded(letter, time.time())
+            raw = self.encoded(letter)
         except ValueError as mistake:
             raise PublishNotAccepted(f"{self.name!r}: {mistake}") from None
         sent = await self._sent(raw)
@@ -72,7 +87,7 @@ class AmqpPublisher(Publisher):
         if most is None or (raw is not None and len(raw) + len(self._broker.retry_header) + _ADDED <= most):
             return None
         try:
-            length = len(self._encoded(letter, time.time()))
+            length = len(self.encoded(letter))
         except ValueError:
             return None  # `send` says why it cannot be encoded
         return TooLong(self.name, length, most) if length > most else None
@@ -85,8 +100,11 @@ class AmqpPublisher(Publisher):
             text = f"{self.name!r} on {self.broker.name}: {error}; nothing was sent"
             raise PublishNotAccepted(text) from error
 
-    def _encoded(self, letter: Letter, wall: float) -> bytes:
+    def encoded(self, letter: Letter) -> bytes:
+        """The message that is sent for it. Raises `ValueError` for what AMQP cannot carry. Plain."""
         check_letter(letter)
+        if isinstance(letter, Encoded):  # whoever is logged in now may be another than when it was stored
+            return copy(letter.body, user=self._broker.user, lasting=False)
         raw = raw_of(letter.original)
         if raw is None:
             raw = encode(letter, durable=self._broker.durable)
@@ -101,5 +119,5 @@ class AmqpPublisher(Publisher):
         if self._annotation is None:
             raise ValueError("only Scheduled(annotation) lets an AMQP broker wait; this publisher has no annotation")
         if self._annotation.endswith("time"):
-            return with_annotation(raw, self._annotation, due_at(wall, letter.deliver_after))
+            return with_annotation(raw, self._annotation, due_at(time.time(), letter.deliver_after))
         return with_annotation(raw, self._annotation, int(due_at(0.0, letter.deliver_after)))

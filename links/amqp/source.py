@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from links.abc import Link, Lost, Source
+from links.abc import Broker, Link, Lost, Source
 from links.amqp.addresses import Address, Queue, Topic
 from links.amqp.connecting_broker import ConnectingBroker
 from links.amqp.connection_life import AGAIN, ATTACH, ConnectionLife
@@ -21,6 +21,7 @@ from links.amqp.fitting import fitted
 from links.amqp.link import AmqpLink
 from links.amqp.publisher import AmqpPublisher
 from links.amqp.rabbitmq import IS_A_STREAM, QueueInfo, advice, counts, delays_natively
+from links.amqp.stored import StoringPublisher, address_of, letter_of
 from links.amqp.unlearned import Unlearned
 from links.errors import LinkBroken, LinkRefused
 from settlement.amqp import AT_MOST_ONCE, Delays, Facts, Settle, Verb, decide
@@ -52,10 +53,8 @@ class AmqpSource(Source[bytes]):
         count: str,
     ) -> None:
         given: object = delays
-        if isinstance(given, Stored):
-            raise ValueError("delays must be Copies, Hold, Native or Scheduled; Stored(queue) is not built yet")
-        if not isinstance(given, Copies | Hold | Native | Scheduled):
-            raise ValueError(f"delays must be Copies(), Hold(…), Native() or Scheduled(…), not {given!r}")
+        if not isinstance(given, Copies | Hold | Native | Scheduled | Stored):
+            raise ValueError(f"delays must be Copies(), Hold(…), Native(), Scheduled(…) or Stored(…), not {given!r}")
         if not isinstance(settle, Settle):
             raise ValueError(f"settle must be AT_LEAST_ONCE or AT_MOST_ONCE, not {settle!r}")
         if count not in ("broker", "copies"):
@@ -70,19 +69,37 @@ class AmqpSource(Source[bytes]):
         self._credit = None if credit is None else positive("credit", credit)
         self._delays = delays
         self._counted_by_broker = count == "broker"
+        if isinstance(delays, Stored):
+            delays = self._stored(delays.queue)
         to: str | Destination = address.name
         if isinstance(delays, Scheduled):
             to = AmqpPublisher(broker, address, annotation=delays.annotation)
         elif not isinstance(address, Queue):
             to = AmqpPublisher(broker, address)
         self._facts = Facts(to, delays, settle, broker.retry_header)
-        copied = isinstance(delays, Copies | Scheduled) and not self.at_most_once
+        copied = isinstance(delays, Copies | Scheduled | Stored) and not self.at_most_once
         self._uncounted = attrs.evolve(self._facts, delays=Hold(1)) if copied else None
         self._advised: set[str] = set()
         self._is_unlearned = False
 
     def __repr__(self) -> str:
         return f"<AmqpSource {self.name!r} on {self.broker.name}>"
+
+    def _stored(self, queue: Destination) -> Stored:
+        """The delays of the decision table, which publishes: into the store. It is remembered as ours."""
+        if not isinstance(queue, Source):
+            raise ValueError(f"Stored(queue) must be a queue, sql_broker.queue(table), not {queue!r}")
+        self.store, into = queue.storage()
+        return Stored(StoringPublisher(into, AmqpPublisher(self._broker, self._address)))
+
+    def forwarded(self, delivery: Delivery[Any]) -> Publish:
+        """As `Source.forwarded`: the row says where it goes."""
+        to = AmqpPublisher(self._broker, address_of(delivery))
+        return Publish(letter_of(delivery), to)
+
+    def brokers(self) -> Sequence[Broker]:
+        """As `Source.brokers`."""
+        return (self.broker,) if self.store is None else (self.broker, self.store.broker)
 
     def limit(self, concurrency: int, size: int = 1) -> int:
         """The credit: as given, else 2 × concurrency × size; `Hold` adds the places of what it holds."""
@@ -111,7 +128,7 @@ class AmqpSource(Source[bytes]):
 
     def _excess(self, step: Publish) -> TooLong | None:
         to = self._broker.publisher(step.to) if isinstance(step.to, str) else step.to
-        return to.excess(step.letter) if isinstance(to, AmqpPublisher) else None
+        return to.excess(step.letter) if isinstance(to, AmqpPublisher | StoringPublisher) else None
 
     @asynccontextmanager
     async def attach(

@@ -15,6 +15,7 @@ import trio
 from links.abc import Received, Verdict
 from links.errors import CallBroken, LinkError, NotApplied
 from links.sql.lender import Lender
+from links.sql.letters import Columns
 from links.sql.rows import Row, Token
 from links.sql.table import Table
 from settlement.delivery import Letter
@@ -51,6 +52,11 @@ class Form(Protocol):
     table: Table[Any]
     warnings: list[str]
     """What was found and is no reason to refuse, one line each."""
+
+    @property
+    def schema(self) -> Columns:
+        """The table's columns."""
+        ...
 
 
 class LeaseForm(Form, Protocol):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Hashable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import trio
 
-from links.abc import Link, Lost, Settles, Source, beside
+from links.abc import Link, Lost, Publisher, Settles, Source, beside
 from links.errors import CallBroken, LinkBroken, LinkError, LinkRefused
 from links.sql.custom import check_custom
 from links.sql.database import Database
@@ -61,6 +62,8 @@ class SqlQueue(Source[R]):
         own = check_custom(custom, form, table)
         database.dialect.check_custom(own)
         self._poll_interval = poll_interval
+        self._stores = False
+        """Do its rows hold the letters of another transport, whatever their bytes?"""
         self._facts = sql.Facts(
             queue=self.name,
             claim=form,
@@ -106,6 +109,40 @@ class SqlQueue(Source[R]):
             itself = to == self.name
         if itself:
             raise ValueError(f"dead_letter must be another queue than {self.name!r} itself")
+
+    @property
+    def place(self) -> Hashable:
+        """As `Source.place`: the table and group of this broker."""
+        return self._database, self._spelled(self.table.name), self.group
+
+    def storage(self) -> tuple[Source[Any], Publisher]:
+        """As `Source.storage`: for `Stored(queue)`. Its table needs payload, headers and retry_after, and no fifo."""
+        table = self.table
+        where = f"Stored(queue), table {table.name!r}"
+        for role, why in (
+            ("payload", "bytes that hold the message"),
+            ("headers", "a text that says where the message goes"),
+            ("retry_after", "a time until when it waits"),
+        ):
+            column: str | None = getattr(table, role)
+            if column is None:
+                raise ValueError(f"{where}: there is no {role}: give it a column for {why}, Table(…, {role}=…)")
+            if column in table.generated:
+                raise ValueError(f"{where}: column {column!r} ({role}) must not be in generated=(…): it is written")
+        if table.fifo:
+            raise ValueError(f"{where}: fifo must be False: a message that waits would keep all behind it")
+        store = copy.copy(self)
+        store._stores = True  # noqa: SLF001 -- ours
+        return store, SqlPublisher(self._database, table, self.group)
+
+    def _check_stored(self, subscription: str, form: Form) -> None:
+        """Raise `LinkRefused` where a column of texts shall hold messages."""
+        column = self.table.payload
+        if self._stores and column is not None and form.schema[column].textual:
+            raise LinkRefused(
+                f"subscription {subscription!r}, table {self.table.name!r}: column {column!r} (payload) holds texts, "
+                "and a stored message is bytes; declare it BLOB, on PostgreSQL bytea"
+            )
 
     def _spelled(self, table: str) -> str:
         return self._database.dialect.spelled(table)
@@ -176,6 +213,7 @@ class SqlQueue(Source[R]):
                 raise LinkBroken(f"subscription {subscription!r}: {error}") from error
             form = look.form
             assert form is not None, "it was looked at"  # noqa: S101 -- an invariant of ours
+            self._check_stored(subscription, form)
             for line in form.warnings:
                 _log.warning("%s", line)
             async with self._linked(form, wakes, subscription, goodbye, lost, (limit, size)) as link:

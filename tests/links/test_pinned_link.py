@@ -44,6 +44,8 @@ class Server:
     rows: list[int]
     table: Table[bytes] = attrs.field(factory=lambda: Table("jobs", id="id", payload="p"))
     warnings: list[str] = attrs.Factory(list[str])
+    schema: Any = None
+    """Nobody looks at its columns."""
     at_once: int = 0
     most: int = 0
     claims: int = 0

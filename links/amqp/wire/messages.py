@@ -113,12 +113,18 @@ def _well_known(name: str, field: int, value: bytes) -> bytes:
 
 
 def copy(
-    raw: bytes, *, retry_header: str | None = None, attempt: int | None = None, user: bytes | None = None
+    raw: bytes,
+    *,
+    retry_header: str | None = None,
+    attempt: int | None = None,
+    user: bytes | None = None,
+    lasting: bool | None = None,
 ) -> bytes:
     """The message `raw` to be published again: a copy with the retry count `attempt`, a dead letter without one.
 
     No delivery annotations, no user-id but that of `user`, and no header section, unless the original was durable: then
-    one with durable, priority and, in a copy, ttl. A dead letter has none: it waits for a person.
+    one with durable, priority and, in a copy, ttl. A dead letter has none: it waits for a person. `lasting`: shall it
+    be without ttl? None: a dead letter shall, which is one without a count.
 
     Bytes that are no message go on as they came, without a count: a letter that stops here would stop the line.
     """
@@ -126,7 +132,7 @@ def copy(
     if retry_header is not None and attempt is not None:
         count = _Entry(retry_header, string(_name(retry_header)), string(b"%d" % attempt))
     try:
-        return _copy(raw, count, user, lasting=count is None)
+        return _copy(raw, count, user, lasting=count is None if lasting is None else lasting)
     except Undecodable:
         return raw
 
