@@ -8,7 +8,7 @@ lives.
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import attrs
 
@@ -212,5 +212,8 @@ class Plan(Generic[V_co]):
         return " → ".join([*map(_step, self.before), said, *map(_step, self.after)])
 
 
-def _step(step: Any) -> str:
-    return f"wait {step.seconds:g} s" if isinstance(step, Wait) else f"publish to {name_of(step.to)}"
+def _step(step: Step) -> str:
+    if isinstance(step, Wait):
+        return f"wait {step.seconds:g} s"
+    delay = step.letter.deliver_after
+    return f"publish to {name_of(step.to)}" + ("" if delay is None else f", due in {delay:g} s")

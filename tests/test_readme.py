@@ -12,7 +12,22 @@ from typing import Any
 
 import pytest
 
-from settlement import Ack, Copies, Delivery, Drop, Hold, Native, Policy, Retry, RetryAfter, amqp, memory, pubsub, sql
+from settlement import (
+    Ack,
+    Copies,
+    Delivery,
+    Drop,
+    Hold,
+    Native,
+    Policy,
+    Retry,
+    RetryAfter,
+    Stored,
+    amqp,
+    memory,
+    pubsub,
+    sql,
+)
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -38,6 +53,10 @@ def delivery(attempt: int) -> Delivery[bytes]:
     )
 
 
+class ItsTable:
+    name = "its table"
+
+
 def table() -> list[str]:
     """The lines of README's outcome table, out of `decide`."""
     own = "its queue"
@@ -51,6 +70,7 @@ def table() -> list[str]:
         ("AMQP, `Copies()`", amqp.decide, amqp.Facts(own, Copies())),
         ("AMQP, `Hold(…)`", amqp.decide, amqp.Facts(own, Hold(10))),
         ("AMQP, `Native()`", amqp.decide, amqp.Facts(own, Native())),
+        ("AMQP, `Stored(…)`", amqp.decide, amqp.Facts(own, Stored(ItsTable()))),
         ("AMQP, at most once", amqp.decide, amqp.Facts(own, Copies(), amqp.AT_MOST_ONCE)),
         ("Pub/Sub", pubsub.decide, pubsub.Facts("subscription", 5)),
     ]

@@ -20,6 +20,7 @@ from tests.links.stored_consumer import DELAYS, POINTS, Child, Where, a_child
 pytestmark = [pytest.mark.amqp, pytest.mark.sqlite, pytest.mark.servers, pytest.mark.slow]
 
 SOME = [f"order {number}" for number in range(12)]
+README = Path(__file__).parents[2] / "README.md"
 DELAY = 0.5
 TOGETHER = (3, 6)
 """The points that several messages may come to at once."""
@@ -118,6 +119,9 @@ async def test_two_hundred_that_wait_when_it_is_killed(
     assert sorted(call.body for call in again) == (sorted(bodies) if stored else [])
     assert {call.attempt for call in again} == ({2} if stored else set())
     assert early == []
+    words = f"of 200 that waited at a `kill -9`, {len(again)} came again" + (", none early" if stored else "")
+    (line,) = [each for each in README.read_text().splitlines() if each.startswith(f"| `{kind}(") and "kill" in each]
+    assert words in line
 
 
 @any_broker

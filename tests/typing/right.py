@@ -34,6 +34,7 @@ from settlement import (
     Retry,
     RetryAfter,
     Scheduled,
+    Stored,
 )
 
 
@@ -165,6 +166,7 @@ BatchSubscription(queue, list_of_acks, size=10)
 Subscription(rabbit.queue("orders"), raw)
 Subscription(rabbit.queue("orders", delays=Hold(100), credit=256), charge, decode=order, concurrency=16)
 Subscription(rabbit.queue("orders", delays=Native()), raw, policy=Policy(max_attempts=3, dead_letter="orders.dead"))
+Subscription(rabbit.queue("orders", delays=Stored(payloads)), charge, decode=order)
 Subscription(rabbit.raw("/queues/orders", settle=AT_MOST_ONCE), raw)
 Subscription(rabbit.topic("prices", delays=Scheduled("x-opt-delivery-delay")), raw)
 Subscription(rabbit.queue("orders"), raw, policy=Policy(dead_letter=rabbit.publisher(Raw("/exchanges/dead/orders"))))

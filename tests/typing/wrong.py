@@ -15,7 +15,7 @@ from actors.testing import a_delivery, run_once
 from links.amqp import AmqpBroker
 from links.memory import MemoryBroker
 from links.sql import Outbox, OutboxTable, SqlBroker, Table, forward
-from settlement import Ack, DeadLetter, Delivery, Drop, Outcome, Policy, Retry, RetryAfter
+from settlement import Ack, DeadLetter, Delivery, Drop, Outcome, Policy, Retry, RetryAfter, Stored
 
 
 @attrs.frozen
@@ -149,6 +149,7 @@ RetryAfter()  # wrong
 Drop(404)  # wrong
 memory.queue("orders", delays="copies")  # wrong
 rabbit.queue("orders", delays="copies")  # wrong
+rabbit.queue("orders", delays=Stored("a table"))  # wrong
 rabbit.queue("orders", settle="at most once")  # wrong
 rabbit.queue(b"orders")  # wrong
 Subscription(rabbit.queue("orders"), charge)  # wrong
