@@ -40,6 +40,9 @@ class Runtime:
         observers: Plain functions of an event (`actors.events`), called where it was learned; one that raises ends the
             runtime with `ObserverFailed`.
 
+    Where delayed copies of a source are stored in a queue table (`Stored`), the runtime forwards what is due there by a
+    subscription of its own, named after the table: `delays (stored)`; with a ledger and statistics like any other.
+
     Attributes:
         block: Set by `open_runtime`: a block that is cancelled where the run fails.
     """

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
@@ -123,6 +124,39 @@ async def test_at_most_once_stores_what_was_accepted_before(world: World) -> Non
         await handler.has(b"lamp", b"lamp")
     ledger = runtime.ledger("orders")
     assert (ledger.owed, ledger.published, ledger.lost) == (1, 1, 0)
+
+
+async def test_a_copy_that_could_never_be_published_is_not_stored(world: World) -> None:
+    """DESIGN 6, AMQP: its original goes back itself."""
+    world.server.settings = attrs.evolve(world.server.settings, max_message=2000)
+    body = b"x" * 1990
+    handler = Handler({body: [RetryAfter(0.0)]})
+    async with serving(world, handler) as (broker, runtime):
+        await broker.publisher("orders").publish(body)
+        await handler.has(body, body)
+        await until(lambda: runtime.ledger("orders").acked == 1)
+    assert RETRY not in handler.deliveries[1].headers
+    assert (runtime.ledger("orders").retried, runtime.ledger("orders").delayed) == (1, 0)
+    assert runtime.ledger("jobs (stored)").received == 0
+
+
+async def test_a_message_in_which_nothing_can_be_counted_is_held_and_not_stored(world: World) -> None:
+    """DESIGN 6: a copy of it would go round for ever."""
+    handler = Handler()
+    async with serving(world, handler, on_undecodable=RetryAfter(0.0)) as (broker, runtime):
+        await put(broker, "orders", b"\x00\x53\x75\x40 no message")
+        await until(lambda: runtime.ledger("orders").delayed >= 3)
+    assert runtime.ledger("jobs (stored)").received == 0
+    assert world.database.rows() == []
+
+
+async def test_what_is_forwarded_carries_no_user_id_of_another(world: World) -> None:
+    """DESIGN 6: whoever stored it may have been logged in as bob; its ttl stays."""
+    world.put(DURABLE + PROPERTIES + NAMED + BODY, json.dumps({"amqp-queue": "orders"}))
+    handler = Handler()
+    async with serving(world, handler):
+        await handler.has(b"xy")
+    assert raw_of(handler.deliveries[0]) == DURABLE + ANONYMOUS + NAMED + BODY
 
 
 # --- what is refused

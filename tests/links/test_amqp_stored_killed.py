@@ -96,7 +96,7 @@ async def test_two_hundred_that_wait_when_it_is_killed(
     bodies = [f"order {number}" for number in range(200)]
     await fill(url, "orders", bodies)
     where, log = Where(url, "orders", a_file(tmp_path)), tmp_path / "log"
-    stored, delay = kind == "Stored", 6.0
+    stored, delay = kind == "Stored", 10.0
 
     def settled() -> bool:
         return not (server.ready("orders") or server.unsettled("orders"))
