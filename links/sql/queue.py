@@ -141,7 +141,7 @@ class SqlQueue(Source[R]):
         if self._stores and column is not None and form.schema[column].textual:
             raise LinkRefused(
                 f"subscription {subscription!r}, table {self.table.name!r}: column {column!r} (payload) holds texts, "
-                "and a stored message is bytes; declare it BLOB, on PostgreSQL bytea"
+                "and a stored message is bytes; declare it BLOB, on PostgreSQL bytea, on MySQL LONGBLOB"
             )
 
     def _spelled(self, table: str) -> str:
