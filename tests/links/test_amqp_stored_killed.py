@@ -124,6 +124,25 @@ async def test_two_hundred_that_wait_when_it_is_killed(
     assert words in line
 
 
+async def test_another_process_forwards_what_a_killed_one_has_stored(
+    served: tuple[EmbeddedBroker, str], tmp_path: Path
+) -> None:
+    """Several share a table: each row is forwarded once, by whoever lives, also to a queue that he does not consume."""
+    server, url = served
+    await fill(url, "orders", SOME)
+    database = a_file(tmp_path)
+    where, elsewhere = Where(url, "orders", database), Where(url, "others", database)
+    log = tmp_path / "log"
+    with a_child(tmp_path / "other", elsewhere, stored=True, delay=DELAY) as other:
+        with a_child(log, where, stored=True, delay=4.0) as child:
+            await until(lambda: rows(tmp_path) == 12 and not server.unsettled("orders"), child)
+        assert server.ready("orders") == []
+        await until(lambda: not rows(tmp_path), other)
+    assert sorted(letter.body.decode() for letter in server.ready("orders")) == sorted(SOME)
+    assert [letter.headers["x-ruststream-retry-count"] for letter in server.ready("orders")] == [b"1"] * 12
+    assert other.calls() == []
+
+
 @any_broker
 async def test_the_same_on_a_server(rabbit: Rabbit, tmp_path: Path, tell: Callable[[str], None]) -> None:
     """On RabbitMQ, whose queue has nothing left of what waits."""
