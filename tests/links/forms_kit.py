@@ -1,4 +1,4 @@
-"""Every form of a queue table that there is, on both databases, single deliveries and batches: `Place`."""
+"""Every form of a queue table that there is, on every database, single deliveries and batches: `Place`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from links.sql import AdvisoryLock, Lease, RowLock, SqlBroker, SqlQueue, Table
 from settlement import Delivery, Outcome, Policy
 from settlement.ledger import Ledger
 from settlement.sql import ClaimForm
+from tests.links.mysql_tables import MysqlTables
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import Database
+from tests.servers.mysql import KINDS
 
 __all__ = ["FORMS", "ON_POSTGRES", "Place", "serving"]
 
@@ -32,6 +34,11 @@ FORMS = [
     *ON_POSTGRES,
     pytest.param("sqlite lease", marks=pytest.mark.sqlite, id="sqlite lease"),
     pytest.param("sqlite advisory", marks=pytest.mark.sqlite, id="sqlite advisory"),
+    *(
+        pytest.param(f"{kind} {form}", marks=[pytest.mark.mysql, pytest.mark.servers, *marks], id=f"{kind} {form}")
+        for kind, marks in (("mariadb", []), ("mysql", [pytest.mark.long]))
+        for form in ("lease", "row lock", "advisory")
+    ),
 ]
 
 
@@ -44,13 +51,17 @@ class Place:
 
     name: str
     size: int
-    tables: PostgresTables | Database
+    tables: PostgresTables | MysqlTables | Database
 
     @classmethod
     def of(cls, name: str, size: int, request: pytest.FixtureRequest, **shape: Any) -> Place:
         """An empty one."""
         if name.startswith("postgres"):
             return cls(name, size, PostgresTables(request.getfixturevalue("database"), leased="lease" in name, **shape))
+        for kind in KINDS:
+            if name.startswith(f"{kind} "):
+                url = request.getfixturevalue("mysql_databases")(kind)
+                return cls(name, size, MysqlTables(url, leased="lease" in name, **shape))
         path: Path = request.getfixturevalue("tmp_path")
         return cls(name, size, Database(path / "q.db", **shape))
 
@@ -61,6 +72,11 @@ class Place:
     @property
     def postgres(self) -> bool:
         return isinstance(self.tables, PostgresTables)
+
+    @property
+    def mysql(self) -> bool:
+        """Or MariaDB."""
+        return isinstance(self.tables, MysqlTables)
 
     @property
     def broker_url(self) -> str:
@@ -96,7 +112,7 @@ class Place:
 
     def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Of somebody else, in autocommit; a place for a value is ?."""
-        if isinstance(self.tables, PostgresTables):
+        if isinstance(self.tables, PostgresTables | MysqlTables):
             return self.tables.run(statement.replace("?", "%s"), *values)
         return self.tables.run(statement, *values)
 
@@ -116,9 +132,18 @@ class Place:
     def refuse(self, action: str, when: str, table: str = "jobs") -> None:
         """A trigger refuses "bad" while the table `refusing` has a row: `action` is "raise" or "ignore".
 
-        So DELETE FROM refusing mends it: to drop a trigger would wait for a row lock in hand.
+        So DELETE FROM refusing mends it: to drop a trigger would wait for a row lock in hand. On MySQL and MariaDB a
+        trigger cannot ignore a statement; it leaves the lease and the attempt as they were.
         """
         self.run("CREATE TABLE refusing AS SELECT 1 AS one")
+        if self.mysql:
+            kept = "".join(
+                f"SET NEW.{column} = OLD.{column}; " for column in ("attempt", "locked_until")[: 1 + self.leased]
+            )
+            said = "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not today'; " if action == "raise" else kept
+            bad = "OLD.payload = 'bad' AND EXISTS (SELECT 1 FROM refusing)"
+            self.run(f"CREATE TRIGGER say {when} ON {table} FOR EACH ROW BEGIN IF {bad} THEN {said}END IF; END")
+            return
         bad = "OLD.payload = 'bad'" if self.postgres else "OLD.payload = X'626164'"
         when_it_is = bad + " AND EXISTS (SELECT 1 FROM refusing)"  # noqa: S608 -- literals
         if self.postgres:

@@ -79,14 +79,14 @@ class AdvisoryPin(MysqlPin[AdvisoryStatements]):
         (found,) = session.say(self._form.text(self._form.texts.candidates, over=over, room=size))
         passing.complete = len(found.rows) < size
         rows: list[Row] = []
-        for key, lock in found.rows:
+        for key, lock, attempt in found.rows:
             if len(rows) == room or passing.enough:
                 passing.complete = False
                 break
             if lock in self._keys.values() or self._form.taken.setdefault(lock, self) is not self:
                 continue
             try:
-                rows += self._taken(session, key, lock, passing)
+                rows += self._taken(session, (key, lock, attempt), passing)
             except BINDING as error:
                 if session.closed or not is_of_the_row(error):
                     raise
@@ -97,17 +97,19 @@ class AdvisoryPin(MysqlPin[AdvisoryStatements]):
                     self._form.taken.pop(lock, None)
         return rows
 
-    def _taken(self, session: MysqlSession, key: Any, lock: str, passing: Passing) -> Sequence[Row]:
-        """The row, if its lock was won, and it is to be had still."""
+    def _taken(self, session: MysqlSession, candidate: tuple[Any, str, Any], passing: Passing) -> Sequence[Row]:
+        """The row, if its lock was won, and it is to be had still. One whose attempt a trigger keeps is passed over."""
+        key, lock, before = candidate
         texts = self._form.texts
         text = text_of(lock)
         take = [self._form.text(each, id=key) for each in (texts.take, texts.taken) if each]
         won, *counted, found = session.say(f"SELECT @won := GET_LOCK({text}, 0)", *take)
         if won.rows[0][0] != 1:
             return []
-        if found.rows and all(answer.touched for answer in counted):
+        rows = [self._form.row(row, None) for row in found.rows]
+        if rows and all(answer.touched and rows[0][2] > before for answer in counted):
             self._keys[key] = lock
-            return [self._form.row(found.rows[0], None)]
+            return rows
         session.say(f"DO RELEASE_LOCK({text})")
         if found.rows:
             passing.failed[key] = Ignored("its attempt could not be counted")

@@ -75,7 +75,7 @@ class AdvisoryStatements(HeldStatements):
     counts = False
     events = ("look", "candidates", "take", "taken", "uncount", "finish", "delay", "regroup")
     candidates: str
-    """Id and lock of the first `room` due rows whose lock nobody holds, in the queue's order."""
+    """Id, lock and attempt of the first `room` due rows whose lock nobody holds, in the queue's order."""
     take: str
     """Count the attempt of the row `id`, if it is claimable still and the lock was won; empty where nothing counts."""
     taken: str
@@ -88,9 +88,10 @@ class AdvisoryStatements(HeldStatements):
         text = ", ".join(quoted(part) if isinstance(part, str) else self._read(part.name) for part in lock.parts)
         name = f"CONCAT(LOWER(DATABASE()), '.', {text})"
         name = f"IF(CHAR_LENGTH({name}) > 64, SHA2({name}, 256), {name})"
-        self.candidates = f"SELECT j.{self.id}, {name} {self.due(f' AND IS_FREE_LOCK({name})')}"
-        one = f"j.{self.id} = %(id)s AND {self.claimable} AND @won = 1"
         count = quote(table.attempt) if table.attempt else ""
+        before = f"COALESCE(j.{count}, 1)" if count else "NULL"
+        self.candidates = f"SELECT j.{self.id}, {name}, {before} {self.due(f' AND IS_FREE_LOCK({name})')}"
+        one = f"j.{self.id} = %(id)s AND {self.claimable} AND @won = 1"
         self.take = f"UPDATE {self.name} AS j SET j.{count} = COALESCE(j.{count}, 1) + 1 WHERE {one}" if count else ""
         self.taken = f"SELECT {self.selected(counts=False)} FROM {self.name} AS j WHERE {one}"
         self.uncount = self.set(self.uncounted)

@@ -254,7 +254,7 @@ class MysqlPin(Generic[T]):
             return LeaseLost("the server has rolled back what the handler wrote, and its claim: a deadlock")
         return TransactionEnded("the handler has ended the transaction that was lent to it")
 
-    def _say(self, session: MysqlSession, row: Row, verb: Verb) -> Verdict:
+    def _say(self, session: MysqlSession, row: Row, verb: Verb) -> NotApplied | None:
         """Carry out one verb. Raises `pymysql.MySQLError` where the connection broke, or the claim is no more."""
         single = not isinstance(verb, MoveToTable | Custom)
         try:

@@ -3,7 +3,8 @@
 A claim is one message to the server (START TRANSACTION and a SELECT … FOR UPDATE SKIP LOCKED), a settlement another one
 (the verbs, COMMIT), with the next claim behind it while there are rows.
 
-A verb that fails undoes itself alone, and its row stays locked; but a deadlock takes the whole transaction with it.
+A verb that fails undoes itself alone, but what a trigger has read stays locked: so the row is locked again in a
+transaction of its own, unless a handler has written in this one. A deadlock takes the whole transaction with it.
 Where a part of a batch is settled, that COMMIT frees the other rows too, and they are locked again by the same message:
 what somebody else has taken in between is lost.
 
@@ -22,7 +23,7 @@ from typing import Any, Final
 import pymysql
 
 from links.abc import Verdict
-from links.errors import CallBroken, LinkError
+from links.errors import CallBroken, LinkError, NotApplied
 from links.sql.custom import fetched, ids_of
 from links.sql.dialect import Writer
 from links.sql.jobs import Passing
@@ -169,7 +170,7 @@ class RowLockPin(MysqlPin[RowLockStatements]):
             if isinstance(said[0][1], MoveToTable | Custom):
                 verdict = self._say(session, *said[0])
                 if verdict is not None:
-                    return Settled([verdict])
+                    return self._again(session, verdict, said)
                 texts = list[str]()
             else:
                 texts = [text for verb, ids in alike.items() for text in self._texts(verb, ids)]
@@ -184,8 +185,22 @@ class RowLockPin(MysqlPin[RowLockStatements]):
                 self._end(session)
                 return self._not_committed(error, said, rest)
             if len(said) == 1:
-                return Settled([not_applied(error)])
+                return self._again(session, not_applied(error), said)
         return self._one_by_one(session, said, rest)
+
+    def _again(self, session: MysqlSession, refused: NotApplied, said: Sequence[tuple[Row, Verb]]) -> Settled:
+        """Lock the one row again, behind a ROLLBACK: between the two whoever waits to mend the table has his turn.
+
+        What a handler has written would be gone by that, so its transaction is left as it is.
+        """
+        if self._written:
+            return Settled([refused])
+        again = self._form.text(self._form.texts.again, ids=[said[0][0][0]])
+        found = session.say("ROLLBACK", *self._form.begin, again)[-1]
+        if found.rows:
+            return Settled([refused])
+        self._end(session)
+        return Settled([lost(refused, "it was not applied, and somebody else has it now")], crossed=True)
 
     def _said(
         self,
@@ -209,14 +224,16 @@ class RowLockPin(MysqlPin[RowLockStatements]):
         try:
             return session.say(*texts, *after, *behind)
         finally:
-            self._ended = self._ended or session.done >= len(texts)
+            self._ended = self._ended or (texts[-1] == "COMMIT" and session.done >= len(texts))
 
-    def _committed(self, session: MysqlSession, texts: Sequence[str], rest: Sequence[Row]) -> Sequence[Row]:
+    def _committed(
+        self, session: MysqlSession, texts: Sequence[str], rest: Sequence[Row], end: str = "COMMIT"
+    ) -> Sequence[Row]:
         """Carry out these and commit, and lock the rest again; those of it that are lost."""
         again: list[str] = []
         if rest:
             again = [*self._form.begin, self._form.text(self._form.texts.again, ids=[row[0] for row in rest])]
-        answers = self._heard(session, [*texts, "COMMIT"], again)
+        answers = self._heard(session, [*texts, end], again)
         self._written = False
         if not rest:
             self._release(session)
@@ -231,10 +248,10 @@ class RowLockPin(MysqlPin[RowLockStatements]):
             for row, verb in said:
                 verdicts.append(self._say(session, row, verb))
             stays = [row for (row, _), verdict in zip(said, verdicts, strict=True) if verdict is not None]
-            if len(stays) == len(said):
-                return Settled(verdicts)
-            self._partly = bool(stays)
-            gone = {row[0] for row in self._committed(session, [], [*stays, *rest])}
+            none = len(stays) == len(said)  # then as `_again`
+            self._partly = bool(stays) and not none
+            end = "ROLLBACK" if none else "COMMIT"
+            gone = {row[0] for row in self._committed(session, [], [*stays, *rest], end)}
         except pymysql.MySQLError as error:
             if session.closed:
                 raise
