@@ -9,6 +9,7 @@ import pymysql
 
 __all__ = [
     "BINDING",
+    "DENIED",
     "MISSING",
     "NO_SAVEPOINT",
     "TAKEN",
@@ -27,8 +28,10 @@ __all__ = [
 BINDING = (pymysql.MySQLError, ValueError, OverflowError)
 """What a statement and the binding of its values raise: lone surrogates are a `ValueError`, and nothing was sent."""
 
-MISSING = 1146
-"""There is no such table."""
+MISSING = frozenset({1049, 1059, 1103, 1146})
+"""There is no such database or table, nor could there be one of such a name."""
+DENIED = frozenset({1044, 1142, 1143, 1370})
+"""This user has not the right to it."""
 NO_SAVEPOINT = 1305
 """There is no such savepoint (or routine)."""
 TOO_LARGE = 1153

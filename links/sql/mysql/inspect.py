@@ -13,7 +13,7 @@ import attrs
 import pymysql
 
 from links.errors import LinkRefused
-from links.sql.mysql.codes import code_of, first_line, is_again, is_weather
+from links.sql.mysql.codes import DENIED, code_of, first_line, is_again, is_weather
 from links.sql.mysql.custom import values_of
 from links.sql.mysql.ddl import DUE, in_work_index, index
 from links.sql.mysql.held_statements import AdvisoryStatements, RowLockStatements
@@ -24,14 +24,14 @@ from links.sql.row_class import lacking
 from links.sql.table import Table, split
 from settlement.sql import AdvisoryLock, ClaimForm, Lease, RowLock
 
-__all__ = ["MysqlLook", "check_engine", "check_key", "check_message", "check_names", "check_times", "inspect"]
+__all__ = ["GRANT", "MysqlLook", "check_engine", "check_key", "check_message", "check_names", "check_times", "inspect"]
 
+GRANT: Final = "grant this user SELECT, INSERT, UPDATE and DELETE on its tables"
 _KEYS: Final = COUNTING | {
     "decimal", "char", "varchar", "binary", "varbinary", "uuid", "inet4", "inet6", "datetime", "timestamp", "date",
     "enum",
 }  # fmt: skip
 """What an id may be: one plain value that is found again as it was read."""
-_DENIED: Final = frozenset({1142, 1143, 1370})
 
 
 @attrs.frozen
@@ -67,6 +67,8 @@ def inspect(
     schema = read_schema(session, table.name)
     if schema is None:
         raise LinkRefused(f"{here}: there is no such table; create it, the library creates none")
+    if not schema.columns:
+        raise LinkRefused(f"{here}: this user may not see its columns; {GRANT}")
     for role, column in table.roles.items():
         if column not in schema:
             raise LinkRefused(
@@ -293,8 +295,8 @@ def _refuse(session: MysqlSession, error: pymysql.MySQLError, here: str, what: s
     if is_again(error) or (is_weather(error) and not read_only):
         raise error
     way_out = ""
-    if code_of(error) in _DENIED:
-        way_out = "; grant this user SELECT, INSERT, UPDATE and DELETE on its tables"
+    if code_of(error) in DENIED:
+        way_out = f"; {GRANT}"
     elif read_only:
         way_out = "; the server takes no writes: name the one that does"
     raise LinkRefused(f"{here}: {what} cannot be carried out: {first_line(error)}{way_out}") from error

@@ -16,9 +16,10 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import pymysql
 
-from links.sql.mysql.codes import TAKEN, code_of, is_again
+from links.errors import LinkRefused
+from links.sql.mysql.codes import DENIED, TAKEN, code_of, first_line, is_again
 from links.sql.mysql.custom import values_of
-from links.sql.mysql.inspect import inspect
+from links.sql.mysql.inspect import GRANT, inspect
 from links.sql.mysql.schema import MysqlSchema, bound, fingerprint, quote, quote_table, read_schema
 from links.sql.mysql.session import Answer, MysqlSession
 from links.sql.mysql.statements import Rows
@@ -135,7 +136,14 @@ class Looked(Generic[T]):
         self._looked = time.monotonic()
 
     def _fingerprint(self, session: MysqlSession) -> list[Any]:
-        return fingerprint(session, self.table.name, *([self._dead_letter] if self._dead_letter else []))
+        try:
+            return fingerprint(session, self.table.name, *([self._dead_letter] if self._dead_letter else []))
+        except pymysql.MySQLError as error:
+            if code_of(error) not in DENIED:
+                raise
+            raise LinkRefused(
+                f"subscription {self._subscription!r}, table {self.table.name!r}: {first_line(error)}; {GRANT}"
+            ) from error
 
     def text(self, text: str, **values: Any) -> str:
         """A text with its values; those that every one of this queue has need not be named."""

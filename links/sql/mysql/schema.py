@@ -209,7 +209,7 @@ def fingerprint(session: MysqlSession, *tables: str) -> list[Any]:
                 f"SHOW CREATE TABLE {quote_table(table).replace('%%', '%')}", _TRIGGERS.format(**_where(session, table))
             )
         except Exception as error:
-            if code_of(error) != MISSING:
+            if code_of(error) not in MISSING:
                 raise
             found.append(None)
         else:
