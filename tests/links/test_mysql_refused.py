@@ -144,7 +144,7 @@ async def test_a_claim_without_its_index_is_refused(claim: ClaimForm, mysql_data
     assert "no index has the queue's order" in await refusal(mysql_database, which, claim)
 
 
-DEAD = [
+DEAD: list[tuple[dict[str, str], str, str]] = [
     ({}, "DROP TABLE dead", "there is no such table"),
     ({}, "ALTER TABLE dead DROP COLUMN headers", "no column 'headers' to write to"),
     ({}, "ALTER TABLE dead ADD COLUMN why INT NOT NULL", "'why' is NOT NULL without a default"),

@@ -112,9 +112,11 @@ class Server:
         self._folder.chmod(0o755)
         self._within = "/" + str(self._folder.relative_to(self._root)) if self._root else str(self._folder)
         self._data = self._folder / "data"
-        self._data.mkdir()
-        if os.getuid() == 0:
-            os.chown(self._data, NOBODY, NOBODY)
+        # a server that starts deletes all temporary tables in its folder for these, whoever's they are
+        for each in (self._data, self._folder / "temporary"):
+            each.mkdir()
+            if os.getuid() == 0:
+                os.chown(each, NOBODY, NOBODY)
         options = {**_SETTINGS, **{name.replace("_", "-"): value for name, value in settings.items()}}
         self._arguments = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
         self._process: subprocess.Popen[bytes] | None = None
@@ -129,7 +131,8 @@ class Server:
             own = ["--mysqlx=OFF", "--secure-file-priv=NULL"]
         else:
             program, own = [*run_as("TERM"), str(_mariadb())], []
-        paths = [f"--datadir={data}", f"--socket={data}/socket", f"--pid-file={data}/pid", f"--port={self._port}"]
+        paths = [f"--datadir={data}", f"--tmpdir={self._within}/temporary", f"--port={self._port}"]
+        paths += [f"--socket={data}/socket", f"--pid-file={data}/pid"]
         return [*program, "--no-defaults", *paths, *own, *self._arguments, *arguments]
 
     def _make(self) -> None:
@@ -138,7 +141,8 @@ class Server:
         else:
             install = shutil.which("mariadb-install-db", path=PATH) or ""
             only = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
-            command = [*run_as(), install, *only, f"--datadir={self._data}", "--skip-name-resolve"]
+            paths = [f"--datadir={self._data}", f"--tmpdir={self._folder / 'temporary'}"]
+            command = [*run_as(), install, *only, *paths, "--skip-name-resolve"]
         made = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._folder, timeout=120)
         assert made.returncode == 0, f"{made.stdout}\n{made.stderr}"
         self._made = True
