@@ -136,8 +136,7 @@ class MysqlLoan:
             self._connection = await self._lender.begun()
         else:
             await trio.lowlevel.checkpoint()
-        if self._lent is None:
-            self._lent = LentConnection(self._connection)
+        self._lent = LentConnection(self._connection, self._lent)
         return self._lent
 
     def take_back(self) -> None:

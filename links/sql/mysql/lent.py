@@ -42,11 +42,12 @@ class LentConnection:
     the isolation that `RowLock(isolation)` names.
     """
 
-    def __init__(self, connection: TrioSession) -> None:
+    def __init__(self, connection: TrioSession, before: LentConnection | None = None) -> None:
+        """`before`: as what it was lent in the same transaction; None: this is the first time."""
         self._connection = connection
         self._over = False
         self._lock = trio.Lock()
-        self.undone = False
+        self.undone = before is not None and before.undone
         """The server has rolled the transaction back."""
 
     def end(self) -> None:

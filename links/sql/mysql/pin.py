@@ -145,7 +145,7 @@ class MysqlPin(Generic[T]):
         if not self._written:
             await connection.run(self._lend)
             self._written = True
-        self._lent = LentConnection(connection)
+        self._lent = LentConnection(connection, self._lent)
         return self._lent
 
     def _lend(self, session: MysqlSession) -> None:
@@ -173,7 +173,7 @@ class MysqlPin(Generic[T]):
     def close(self) -> None:
         """As `Pin.close`."""
         connection, self._connection = self._connection, None
-        self._written = False
+        self._written, self._lent = False, None
         if connection is not None:
             connection.close()
 
@@ -195,6 +195,7 @@ class MysqlPin(Generic[T]):
         connection = self._connection
         self._ended = self._partly = False
         if connection is None or connection.was_ended():  # and nobody has heard of it yet
+            self.close()
             return Settled(
                 [LeaseLost("its connection has ended, and the claim with it")] * len(said), rest, crossed=True
             )
