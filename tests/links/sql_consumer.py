@@ -26,6 +26,7 @@ from actors import Subscription, open_runtime
 from links.sql import AdvisoryLock, Lease, SqlQueue
 from settlement import Ack, Delivery, Outcome, Policy, Retry, RetryAfter
 from settlement.ledger import Ledger
+from tests.links.mysql_tables import MysqlTables
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import Database, until
 
@@ -71,11 +72,12 @@ async def work(delivery: Delivery[bytes], claimer: str) -> Outcome:
 def queue_of(options: Mapping[str, Any]) -> SqlQueue[bytes]:
     """A queue on what the options name."""
     lease = options["lease"]  # seconds; a key; None: a row lock
-    tables = (
-        PostgresTables(options["url"], leased=isinstance(lease, float))
-        if "url" in options
-        else Database(Path(options["path"]))
-    )
+    tables: PostgresTables | MysqlTables | Database
+    if "url" not in options:
+        tables = Database(Path(options["path"]))
+    else:
+        kit = PostgresTables if options["url"].startswith("postgres") else MysqlTables
+        tables = kit(options["url"], leased=isinstance(lease, float))
     claim = AdvisoryLock(lease) if isinstance(lease, str) else None if lease is None else Lease(lease)
     return tables.broker(options.get("poll", 0.1)).queue(tables.table(), claim=claim)
 

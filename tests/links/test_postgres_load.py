@@ -16,6 +16,7 @@ import trio
 
 from links.errors import LinkBroken
 from links.sql import SqlBroker
+from tests.links.mysql_tables import MysqlTables
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sql_consumer import Child, a_child, message
 from tests.links.sqlite_kit import until
@@ -52,7 +53,7 @@ def asked(name: str) -> tuple[str, ...]:
     return OUTCOMES[int(number.partition(".")[0]) % len(OUTCOMES)] if number else ()
 
 
-async def produce(tables: PostgresTables, who: int, seconds: float, sent: Sent) -> None:
+async def produce(tables: PostgresTables | MysqlTables, who: int, seconds: float, sent: Sent) -> None:
     """Publish for so long, one by one and in bulk; some messages ask to be retried."""
     broker = SqlBroker(tables.url)
     async with broker.connect():

@@ -47,7 +47,7 @@ class LentConnection:
         self._connection = connection
         self._over = False
         self._lock = trio.Lock()
-        self.undone = before is not None and before.undone
+        self.undone: bool = before is not None and before.undone
         """The server has rolled the transaction back."""
 
     def end(self) -> None:
