@@ -124,8 +124,8 @@ async def test_eight_claimers_and_four_producers(  # noqa: PLR0917 -- parameters
     tables = PostgresTables(database, leased=isinstance(lease, float)).create()
     sent, most = Sent(), 0
     holding = [f"holding {number}" for number in range(CLAIMERS)]
-    tables.add(*[message(name, hold=1.5) for name in holding])
     async with claimers(tmp_path, database, lease) as children:
+        tables.add(*[message(name, hold=1.5) for name in holding])  # when everybody is there
         async with trio.open_nursery() as nursery:
             for who in range(4):
                 nursery.start_soon(produce, tables, who, seconds, sent)
