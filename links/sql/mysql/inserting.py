@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import pymysql
 from pymysql.cursors import Cursor
@@ -18,6 +18,13 @@ from links.sql.mysql.statements import micros
 from links.sql.table import split
 
 __all__ = ["check_strict", "insert", "statement"]
+
+
+_CUTS: Final = (
+    "INSTR(@@sql_mode, 'TIME_TRUNCATE_FRACTIONAL') > 0 "
+    "OR (INSTR(VERSION(), 'MariaDB') > 0 AND INSTR(@@sql_mode, 'TIME_ROUND_FRACTIONAL') = 0)"
+)
+"""Does this session cut the decimals of a time off?"""
 
 
 def statement(what: Written, style: Style) -> tuple[str, dict[str, Any]]:
@@ -44,11 +51,11 @@ def _due(what: Written, bind: Binding) -> str:
     *schema, table = split(what.table.name)
     where = f"TABLE_SCHEMA = {bind.value(schema[0]) if schema else 'DATABASE()'} AND TABLE_NAME = {bind.value(table)}"
     kind = f"FROM information_schema.COLUMNS WHERE {where} AND COLUMN_NAME = {bind.value(what.table.retry_after)}"
-    # a column with fewer decimals rounds to the nearest, and a row is never due early
-    half = f"(SELECT CAST(POW(10, 6 - DATETIME_PRECISION) / 2 AS SIGNED) - 1 {kind})"
+    # a column with fewer decimals rounds to the nearest, or cuts; and a row is never due early
+    up = f"(SELECT CAST(POW(10, 6 - DATETIME_PRECISION) / IF({_CUTS}, 1, 2) AS SIGNED) - 1 {kind})"
     return (
-        f"CASE (SELECT LOWER(DATA_TYPE) {kind}) WHEN 'datetime' THEN {in_utc} + INTERVAL {half} MICROSECOND "
-        f"WHEN 'timestamp' THEN {here} + INTERVAL {half} MICROSECOND ELSE 'no time' END"
+        f"CASE (SELECT LOWER(DATA_TYPE) {kind}) WHEN 'datetime' THEN {in_utc} + INTERVAL {up} MICROSECOND "
+        f"WHEN 'timestamp' THEN {here} + INTERVAL {up} MICROSECOND ELSE 'no time' END"
     )
 
 

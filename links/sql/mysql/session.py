@@ -40,6 +40,8 @@ _OURS: Final = (
     "sql_mode = '{mode}'"
 )
 _STRICT: Final = ("STRICT_ALL_TABLES", "NO_ENGINE_SUBSTITUTION", "NO_AUTO_VALUE_ON_ZERO")
+_ROUNDS: Final = {"MySQL": (), "MariaDB": ("TIME_ROUND_FRACTIONAL",)}
+"""So that a time is rounded to the decimals of its column, and not cut, which MariaDB does."""
 _LAX: Final = frozenset({"TIME_TRUNCATE_FRACTIONAL", "PAD_CHAR_TO_FULL_LENGTH", "NO_BACKSLASH_ESCAPES"})
 """Modes that would make our statements mean something else."""
 
@@ -215,8 +217,9 @@ class MysqlSession:
         theirs = f"time_zone = {text_of(zone)}, innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {meta}, "
         theirs += f"wait_timeout = {idle}, sql_mode = {text_of(mode)}"
         self.server = Server(kind, numbers, packet, number, database, theirs)
-        modes = [each for each in mode.split(",") if each and each not in _LAX and each not in _STRICT]
-        self.ours_but_autocommit = _OURS.format(mode=",".join([*modes, *_STRICT]))
+        strict = (*_STRICT, *_ROUNDS[kind])
+        modes = [each for each in mode.split(",") if each and each not in _LAX and each not in strict]
+        self.ours_but_autocommit = _OURS.format(mode=",".join([*modes, *strict]))
         self.ours = f"{self.ours_but_autocommit}, autocommit = 1"
         self.say(f"SET SESSION {self.ours}", "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
