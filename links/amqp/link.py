@@ -34,6 +34,8 @@ PATIENCE: Final = 1.0
 """Seconds for which an unknown peer may leave the first echo unanswered, before it counts as one that answers none."""
 PROOF: Final = 60.0
 """Seconds within which a peer shows that it saw what was said; it answers an echo in milliseconds."""
+DRAINED: Final = 1.0
+"""Seconds within which a peer answers a drain, in milliseconds if at all."""
 TAKING: Final = 1.0
 """Seconds for which the accepting of what was received at most once is written in spite of a cancellation."""
 
@@ -220,6 +222,8 @@ class AmqpLink(Link[bytes]):
         """Detach and end the session, within `goodbye` seconds; shielded. After it every call raises `LinkBroken`.
 
         What no handler began is released in front of that, which no broker takes for a try; the detach may be one.
+        So what is still on its way is waited for: for half of the goodbye, and no longer than 1 s, since there are
+        peers that never answer a drain.
 
         Cancellation: not heard before the deadline; then the end of the connection says the same.
         """
@@ -228,6 +232,8 @@ class AmqpLink(Link[bytes]):
             for arrival in [arrival for arrival, held in self._held.items() if not held.started]:
                 self._release(arrival)
             receiver.take_back()
+            with trio.move_on_after(min(goodbye / 2, DRAINED)):
+                await receiver.emptied()
             receiver.detach()
             receiver.session.end()
             await receiver.session.ended()

@@ -9,11 +9,12 @@ from trio.abc import Clock
 pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from actors import BatchSubscription, Subscription, open_runtime
+from links.abc import Link
 from links.amqp.engine.events import State
 from settlement import Ack, Delivery, Outcome
 from settlement.amqp import AT_MOST_ONCE
-from tests.links.amqp_kit import Hanging, LeftError, Place, dropped, never_lost, places, take, until
-from tests.links.wire_kit import DISPOSITION, Trace, ids
+from tests.links.amqp_kit import PATIENCE, Hanging, LeftError, Place, dropped, never_lost, places, take, until
+from tests.links.wire_kit import DISPOSITION, FLOW, Trace, Wire, ids
 
 pytestmark = pytest.mark.amqp
 
@@ -108,6 +109,59 @@ async def test_what_comes_behind_the_drain_is_released(place: Place, clock: Cloc
     assert set(said(place.trace)) <= {RELEASED}
     async with broker.connect():
         assert [each.attempt for each in await take(broker, name, 4)] == [1] * 4
+
+
+async def on_the_way(place: Place, name: str, link: Link[bytes]) -> Wire:
+    """Let the broker send all of the queue, and keep that on the wire."""
+    wire = place.wires[-1]
+    wire.deafen()
+    receiver = link._receiver  # type: ignore[attr-defined]
+    receiver.grant(4)
+    await place.until_ready(name, 0)
+    return wire
+
+
+async def test_a_goodbye_waits_for_what_is_on_its_way(place: Place, clock: Clock) -> None:
+    """A detach that overtook it would be a try to 4.3 classic; the drain's answer tells that nothing more comes."""
+    name = await filled(place)
+    broker = place.broker()
+    async with broker.connect(), trio.open_nursery() as nursery:
+
+        async def hear_the_drain(wire: Wire) -> None:
+            await until(lambda: any(flow.drain for flow in place.trace(FLOW, ours=True)))
+            wire.hear()
+
+        async with broker.queue(name).attach("s", never_lost, 5.0) as link:
+            wire = await on_the_way(place, name, link)
+            nursery.start_soon(hear_the_drain, wire)
+        await place.until_ready(name, 4)
+    assert said(place.trace) == [RELEASED] * 4
+    broker = place.broker()
+    async with broker.connect():
+        assert [each.attempt for each in await take(broker, name, 4)] == [1] * 4
+
+
+@places("embedded", "4.3-classic")
+async def test_a_goodbye_waits_no_longer_than_it_may(place: Place, clock: Clock) -> None:
+    """A peer that does not answer a drain is left all the same, within the goodbye: the messages are ready again."""
+    name = await filled(place)
+    broker = place.broker()
+    async with broker.connect(), trio.open_nursery() as nursery:
+        leave = trio.Event()
+        wires: list[Wire] = []
+
+        async def attached() -> None:
+            async with broker.queue(name).attach("s", never_lost, 60.0) as link:
+                wires.append(await on_the_way(place, name, link))
+                await leave.wait()
+
+        nursery.start_soon(attached)
+        await until(lambda: bool(wires))
+        leave.set()
+        with trio.fail_after(PATIENCE):  # a third of the goodbye
+            await place.until_ready(name, 4)
+        wires[0].hear()
+    assert set(said(place.trace)) <= {RELEASED}
 
 
 @places("embedded", "4.3-quorum")

@@ -34,6 +34,7 @@ from links.amqp.engine.events import (
     Arrived,
     CreditGranted,
     DispositionOf,
+    Drained,
     Event,
     LinkAttached,
     LinkDetached,
@@ -84,6 +85,7 @@ class ClientConnection(Driver):
             DispositionOf: lambda end, event: end.on_disposition(event.number, event.disposition),
             Spoken: lambda end, event: end.on_spoken(event.which),
             CreditGranted: lambda end, event: end.on_credit(event.drain),
+            Drained: lambda end, _: end.on_drained(),
             Proved: lambda end, event: end.on_proved(event.number),
         }
 

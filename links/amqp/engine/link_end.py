@@ -69,6 +69,9 @@ class LinkEnd(Awaited):
     def on_aborted(self) -> None:
         """A receiver's."""
 
+    def on_drained(self) -> None:
+        """A receiver's."""
+
     def on_proved(self, number: int) -> None:
         """A receiver's."""
 

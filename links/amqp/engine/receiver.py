@@ -100,6 +100,14 @@ class Receiver(LinkEnd):
         if self._handle is not None and self.driver.engine.drain(self._handle):
             self.driver.hurry()
 
+    async def emptied(self) -> None:
+        """Behind `take_back`: wait until what was on its way has come, or until the link's life is over.
+
+        Cancellation: it comes all the same, while the link lives.
+        """
+        while self.broken is None and self.ahead:
+            await self._changed.park()
+
     async def proved(self, patience: float = 1.0) -> bool:
         """Wait until the peer has shown that it saw what was ordered on this link before.
 
@@ -145,6 +153,10 @@ class Receiver(LinkEnd):
     def on_aborted(self) -> None:
         """A delivery was given up: its credit is given again."""
         self.grant(1)
+
+    def on_drained(self) -> None:
+        """No credit is out any more."""
+        self._changed.unpark_all()
 
     def on_proved(self, number: int) -> None:
         """The peer answered an echo."""
