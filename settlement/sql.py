@@ -61,8 +61,9 @@ class RowLock:
     """A transaction that holds the row stays open until the delivery is settled; a crash spends no attempt.
 
     Attributes:
-        isolation: The transaction's isolation level, in lower case, of those that the server has: on PostgreSQL
-            "read committed", the default, "repeatable read" or "serializable". Above the default a COMMIT may fail by
+        isolation: The transaction's isolation level, in lower case, of those that the server has:
+            "read committed", the default, "repeatable read", "serializable", and on MySQL and MariaDB "read
+            uncommitted". Above the default a COMMIT may fail by
             what others do meanwhile, and at "serializable" claims alone make it fail where there are several places:
             the row comes back then, and its handler is called again.
     """

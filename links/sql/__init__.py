@@ -1,4 +1,4 @@
-"""Queue tables in a SQL database: SQLite, in the lease form, and PostgreSQL, leased or locked row by row.
+"""Queue tables in a SQL database: SQLite, PostgreSQL, MySQL and MariaDB; rows are leased, or locked one by one.
 
 The table is yours; the library makes none and changes none. One on SQLite that has everything, with the index that a
 claim walks along (where finished rows stay, keep them out of it):
@@ -22,8 +22,8 @@ and what to say of it:
         retry_after="retry_after", locked_until="locked_until", processed_at="processed_at", generated=["id"],
     )
 
-`orders.ddl("postgresql")` is its like there. With groups the index begins with the group's column, with priorities the
-priority comes before retry_after. No index holds locked_until or attempt: every claim writes both.
+`orders.ddl("postgresql")` or `("mysql")` is its like there. With groups the index begins with the group's column, with
+priorities the priority comes before retry_after. No index holds locked_until or attempt: every claim writes both.
 
 To write data and a message in one transaction, whatever carries the message: `insert` into a queue table, which
 `forward` relays to another transport, or an `Outbox`, whose records the consumer marks (docs/outbox.md).

@@ -31,14 +31,15 @@ class SqlBroker(Broker):
 
     `sqlite:///path`: a file, which must exist; it is put into WAL mode, and must not be on a network disk.
     `postgresql://user:password@host:5432/database`: as libpq takes it; by psycopg, the extra
-    `postgres` (`ModuleNotFoundError` without it).
+    `postgres` (`ModuleNotFoundError` without it). `mysql://user:password@host:3306/database`, or `mariadb://…`: by
+    PyMySQL, the extra `mysql`; behind a `?` its unix_socket and ssl_… arguments.
 
     `poll_interval`: seconds above 0 between two looks at an empty queue, ±20 %. `listen_notify`: publishing tells other
     processes on the database, and this one hears of theirs, by PostgreSQL's NOTIFY on a channel of the table's name;
     polling goes on underneath. False by default. `direct_url`: the same database without a pooler that shares sessions,
     where `url` is that of one; None: there is none.
 
-    Raises `ValueError` for a URL that names no database, and on SQLite for the last two.
+    Raises `ValueError` for a URL that names no database, and anywhere but on PostgreSQL for the last two.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class SqlBroker(Broker):
     ) -> SqlQueue[R]:
         """A queue: the table, or one group of it. No I/O.
 
-        `claim`: `Lease(duration)`, `AdvisoryLock(key)`, or on PostgreSQL `RowLock()`; None: by the table's columns,
+        `claim`: `Lease(duration)`, `AdvisoryLock(key)`, or anywhere but on SQLite `RowLock()`; None: by the columns,
         where locked_until means `Lease(30.0)`, and none of it `RowLock()`. `limit`: how many deliveries may be
         unsettled at once, 1 or more; None: concurrency × size. `poll_interval`: seconds above 0; None: the broker's.
         Raises `ValueError` for a claim form that this table or this database has not, a group where the table has none

@@ -44,6 +44,9 @@ async def transaction(delivery: Delivery[Any]) -> AsyncGenerator[Any, None]:
     said: *unknown*, `TransactionEnded`. Under a row lock it is the transaction that holds the row. Beside a lease it is
     one of its own, on a connection of its own, from the first block on; the lease goes on being renewed.
 
+    MySQL and MariaDB: a connection with one method, `await execute(sql, parameters)`, which gives a list of rows; else
+    as on PostgreSQL. DDL ends the transaction, and is found out so. A deadlock undoes all of it; the row comes back.
+
     SQLite: a connection with one method, `await execute(sql, parameters)`, which gives a list of rows. The whole file
     is locked from the first block until the outcome was said, so it takes concurrency 1.
 
