@@ -20,8 +20,8 @@ What it does not show: a network, a disk that is slow to sync, or a handler that
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -228,8 +228,10 @@ LOOPS: Final[dict[str, Loop]] = {
 
 
 @contextmanager
-def _servers() -> Generator[dict[str, str], None, None]:
+def _servers() -> Iterator[dict[str, str]]:
     """The URLs of databases, by their kind; of what cannot be had a line says so."""
+    from contextlib import ExitStack  # noqa: PLC0415
+
     urls: dict[str, str] = {}
     with ExitStack() as stack:
         for kind in KINDS:
