@@ -25,7 +25,6 @@ MODULES = {
     "postgres-single": "postgres_hundred",
     "postgres-publish": "postgres_publish",
     "postgres-growth": "postgres_growth",
-    "mysql": "mysql_forms",
     "amqp-consume": "amqp_consume",
     "amqp-read": "amqp_read",
     "amqp-publish": "amqp_publish",
@@ -53,7 +52,7 @@ def main(arguments: list[str]) -> int:
         try:
             found: list[Result] = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
         except ModuleNotFoundError as error:
-            if error.name not in {"proton", "psycopg", "pymysql"}:
+            if error.name not in {"proton", "psycopg"}:
                 raise
             print(f"{name}: left out: {error.name} is not installed")
             continue

@@ -124,15 +124,10 @@ def _pgqueuer(url: str, count: int, size: int = 0) -> Spent:
 
 
 def _firm(url: str, count: int) -> Spent:
-    _fresh(url)
-    return firm_queue(url.replace("postgresql:", "postgresql+psycopg:"), count)
-
-
-def firm_queue(url: str, count: int) -> Spent:
-    """On an empty database, by a URL of SQLAlchemy's."""
     firm: Any = importlib.import_module("firm.queue")
     supervisor: Any = importlib.import_module("firm.queue.supervisor")
-    runtime = firm.configure(database_url=url)
+    _fresh(url)
+    runtime = firm.configure(database_url=url.replace("postgresql:", "postgresql+psycopg:"))
     importlib.import_module("firm.queue.schema").create_all(runtime.engine)
     done, numbers = threading.Event(), iter(range(1, count + 1))
 
