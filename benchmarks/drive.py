@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
 
-from actors import Subscription, open_runtime
+from actors import BatchSubscription, Subscription, open_runtime
+from benchmarks.rounds import LONGEST
 from links.abc import Received, Source
 from settlement import Ack, Delivery, Line, Outcome
-
-LONGEST = 600.0
-"""Seconds for one round: a queue that holds fewer messages than were asked for ends it, too."""
 
 
 def never_lost(received: Received[Any], line: Line) -> None:
@@ -52,3 +50,19 @@ async def drive(
         spent = clock() - began
     assert runtime.ledger(queue.name).acked == count
     return spent
+
+
+async def handle_batch(_batch: Sequence[Delivery[bytes]]) -> Outcome:
+    """Do nothing."""
+    await trio.lowlevel.checkpoint()
+    return Ack()
+
+
+async def drive_batches(queue: Source[bytes], count: int, size: int, clock: Callable[[], float]) -> float:
+    """As `drive`, so many messages at once; without the drain."""
+    async with open_runtime(BatchSubscription(queue, handle_batch, size=size, wait=0.01)) as runtime:
+        began = clock()
+        with trio.fail_after(LONGEST):
+            while runtime.ledger(queue.name).acked < count:  # noqa: ASYNC110 -- as in `drive`
+                await trio.sleep(0.005)
+        return clock() - began

@@ -22,8 +22,9 @@ import psycopg
 import trio
 
 from benchmarks.drive import never_lost
-from benchmarks.postgres_rounds import BODY, LEASE, TABLE
+from benchmarks.postgres_rounds import TABLE
 from benchmarks.result import Result
+from benchmarks.rounds import BODY, LEASE
 from links.abc import Settlement
 from links.sql import Lease, SqlBroker, Table
 from settlement import Ack, Policy

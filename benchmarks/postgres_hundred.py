@@ -11,45 +11,28 @@ What it does not show: pgqueuer writes a log of what became of each job, and we 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import trio
 
-from actors import BatchSubscription, open_runtime
-from benchmarks.drive import LONGEST
+from benchmarks.drive import drive_batches
 from benchmarks.postgres_peers import workers
-from benchmarks.postgres_rounds import TABLE, check, compared, driven, fill, leased
+from benchmarks.postgres_rounds import TABLE, check, driven, fill, leased
 from benchmarks.result import Result
+from benchmarks.rounds import compared
 from benchmarks.stopwatch import Spent, Stopwatch
-from settlement import Ack, Delivery, Outcome
 from tests.servers.postgres import server
 
 SIZE = 100
-
-
-async def handle(_batch: Sequence[Delivery[bytes]]) -> Outcome:
-    """Do nothing."""
-    await trio.lowlevel.checkpoint()
-    return Ack()
 
 
 def batches(url: str, count: int) -> Spent:
     """The runtime in batches."""
     fill(url, TABLE, count)
     stopwatch = Stopwatch()
-    trio.run(_batches, url, count, stopwatch)
+    trio.run(drive_batches, leased(url), count, SIZE, stopwatch)
     check(url)
     return stopwatch.spent(count)
-
-
-async def _batches(url: str, count: int, stopwatch: Stopwatch) -> None:
-    async with open_runtime(BatchSubscription(leased(url), handle, size=SIZE, wait=0.01)) as runtime:
-        stopwatch()
-        with trio.fail_after(LONGEST):
-            while runtime.ledger("jobs").acked < count:  # noqa: ASYNC110 -- as in `drive`
-                await trio.sleep(0.005)
-        stopwatch()
 
 
 def singles(url: str, count: int) -> Spent:

@@ -19,8 +19,9 @@ from functools import partial
 import trio
 
 from benchmarks.postgres_peers import workers
-from benchmarks.postgres_rounds import TABLE, check, compared, driven, fill, leased
+from benchmarks.postgres_rounds import TABLE, check, driven, fill, leased
 from benchmarks.result import Result
+from benchmarks.rounds import compared
 from benchmarks.stopwatch import Spent, Stopwatch
 from links.sql.postgres.trio_connection import TrioConnection
 from tests.servers.postgres import server

@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import psycopg
 
+from benchmarks.firm_peer import firm_queue
+from benchmarks.rounds import BODY, LONGEST, TEXT, WORKERS
 from benchmarks.stopwatch import Spent, Stopwatch
 
 __all__ = ["publishers", "workers"]
-
-BODY = "x" * 100
-WORKERS = 8
-LONGEST = 600.0
-"""Seconds for one round."""
 
 
 def _fresh(url: str) -> None:
@@ -61,7 +57,7 @@ def _procrastinate(url: str, count: int, size: int = 0) -> Spent:
         async with app.open_async():
             await app.schema_manager.apply_schema_async()
             if size == 0:
-                await task.batch_defer_async(*({"body": BODY} for _ in range(count)))
+                await task.batch_defer_async(*({"body": TEXT} for _ in range(count)))
             stopwatch()
             if size == 0:
                 await app.run_worker_async(
@@ -73,10 +69,10 @@ def _procrastinate(url: str, count: int, size: int = 0) -> Spent:
                 )
             elif size == 1:
                 for _ in range(count):
-                    await task.defer_async(body=BODY)
+                    await task.defer_async(body=TEXT)
             else:
                 for _ in range(count // size):
-                    await task.batch_defer_async(*({"body": BODY} for _ in range(size)))
+                    await task.batch_defer_async(*({"body": TEXT} for _ in range(size)))
             stopwatch()
 
     return _at_once(main, count)
@@ -98,7 +94,7 @@ def _pgqueuer(url: str, count: int, size: int = 0) -> Spent:
         queries = importlib.import_module("pgqueuer.queries").Queries(driver)
         await queries.install()
         if size == 0:
-            await queries.enqueue(["job"] * count, [BODY.encode()] * count, [0] * count)
+            await queries.enqueue(["job"] * count, [BODY] * count, [0] * count)
         worker = library.PgQueuer(driver)
 
         async def job(_job: Any) -> None:
@@ -110,10 +106,10 @@ def _pgqueuer(url: str, count: int, size: int = 0) -> Spent:
             await worker.run(batch_size=100, mode=types.QueueExecutionMode.drain)
         elif size == 1:
             for _ in range(count):
-                await queries.enqueue("job", BODY.encode(), 0)
+                await queries.enqueue("job", BODY, 0)
         else:
             for _ in range(count // size):
-                await queries.enqueue(["job"] * size, [BODY.encode()] * size, [0] * size)
+                await queries.enqueue(["job"] * size, [BODY] * size, [0] * size)
         stopwatch()
         await connection.close()
 
@@ -124,29 +120,8 @@ def _pgqueuer(url: str, count: int, size: int = 0) -> Spent:
 
 
 def _firm(url: str, count: int) -> Spent:
-    firm: Any = importlib.import_module("firm.queue")
-    supervisor: Any = importlib.import_module("firm.queue.supervisor")
     _fresh(url)
-    runtime = firm.configure(database_url=url.replace("postgresql:", "postgresql+psycopg:"))
-    importlib.import_module("firm.queue.schema").create_all(runtime.engine)
-    done, numbers = threading.Event(), iter(range(1, count + 1))
-
-    def job(_body: str) -> None:
-        """Nothing, but for the last one."""
-        if next(numbers) == count:  # one bytecode of a C iterator: no two threads get the same
-            done.set()
-
-    queued = firm.job()(job)
-    for _ in range(count):
-        queued.enqueue(BODY)
-    stopwatch = Stopwatch()
-    config = supervisor.SupervisorConfig(workers=[supervisor.WorkerConfig(threads=WORKERS)])
-    with supervisor.ThreadSupervisor(runtime, config):
-        stopwatch()
-        assert done.wait(LONGEST)
-        stopwatch()
-    runtime.engine.dispose()
-    return stopwatch.spent(count)
+    return firm_queue(url.replace("postgresql:", "postgresql+psycopg:"), count)
 
 
 # --- faststream-outbox
@@ -174,7 +149,7 @@ def _outbox(url: str, count: int) -> Spent:
 
         broker.subscriber("jobs", max_workers=WORKERS, min_fetch_interval=0.001, max_fetch_interval=0.001)(job)
         async with aio.async_sessionmaker(engine)() as session, session.begin():
-            await broker.publish_batch(*([BODY] * count), queue="jobs", session=session)
+            await broker.publish_batch(*([TEXT] * count), queue="jobs", session=session)
         stopwatch()
         await broker.start()
         await asyncio.wait_for(done.wait(), LONGEST)

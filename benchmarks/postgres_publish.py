@@ -14,8 +14,9 @@ from functools import partial
 import trio
 
 from benchmarks.postgres_peers import publishers
-from benchmarks.postgres_rounds import BODY, TABLE, check, compared, fill
+from benchmarks.postgres_rounds import TABLE, check, fill
 from benchmarks.result import Result
+from benchmarks.rounds import BODY, compared
 from benchmarks.stopwatch import Spent, Stopwatch
 from links.sql import SqlBroker
 from tests.servers.postgres import server

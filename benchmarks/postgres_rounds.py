@@ -1,23 +1,18 @@
-"""What the cases on PostgreSQL share: a table of jobs of 100 bytes, and interleaved rounds of the two sides."""
+"""What the cases on PostgreSQL share: a table of jobs of 100 bytes, and our side of a round."""
 
 from __future__ import annotations
 
-import gc
-import statistics
-from collections.abc import Callable
 from typing import Any, Final
 
 import psycopg
 import trio
 
 from benchmarks.drive import drive
-from benchmarks.result import Result
-from benchmarks.stopwatch import Spent, Stopwatch, median
+from benchmarks.rounds import BODY, LEASE
+from benchmarks.stopwatch import Spent, Stopwatch
 from links.sql import Lease, SqlBroker, Table
 from links.sql.queue import SqlQueue
 
-BODY: Final = b"x" * 100
-LEASE: Final = 30.0
 TABLE: Final = Table(
     "jobs",
     id="id",
@@ -56,26 +51,3 @@ def driven(url: str, queue: SqlQueue[bytes], count: int, concurrency: int) -> Sp
     trio.run(drive, queue, count, concurrency, stopwatch)
     check(url)
     return stopwatch.spent(count)
-
-
-def compared(
-    case: str, peer: str, ours: Callable[[], Spent], theirs: Callable[[], Spent], rounds: int, *, aside: str = ""
-) -> Result:
-    """Rounds of the two, one after the other; the medians of their rates, and beside them their CPU."""
-    pairs: list[tuple[Spent, Spent]] = []
-    for _ in range(rounds):
-        gc.collect()
-        mine = ours()
-        gc.collect()
-        pairs.append((mine, theirs()))
-    middle, other = median([mine for mine, _ in pairs]), median([their for _, their in pairs])
-    cpu = f"CPU of the client: ours {middle.cpu:.0f}, peer {other.cpu:.0f} µs per message"
-    return Result(
-        case=case,
-        ours=middle.rate,
-        peer=other.rate,
-        peer_name=peer,
-        ratio=statistics.median(mine.rate / their.rate for mine, their in pairs),
-        unit="messages per second",
-        aside=f"{cpu}; {aside}" if aside else cpu,
-    )

@@ -19,8 +19,9 @@ import trio
 from psycopg import AsyncClientCursor
 
 from benchmarks.postgres_peers import workers
-from benchmarks.postgres_rounds import check, compared, driven, fill
+from benchmarks.postgres_rounds import check, driven, fill
 from benchmarks.result import Result
+from benchmarks.rounds import compared
 from benchmarks.stopwatch import Spent, Stopwatch, median
 from links.sql import RowLock, SqlBroker, Table
 from links.sql.postgres.trio_connection import TrioConnection
