@@ -25,6 +25,10 @@ MODULES = {
     "postgres-single": "postgres_hundred",
     "postgres-publish": "postgres_publish",
     "postgres-growth": "postgres_growth",
+    "mysql-lease": "mysql_lease",
+    "mysql-row-lock": "mysql_row_lock",
+    "mysql-advisory": "mysql_advisory",
+    "mysql-batch": "mysql_hundred",
     "amqp-consume": "amqp_consume",
     "amqp-read": "amqp_read",
     "amqp-publish": "amqp_publish",
@@ -52,7 +56,7 @@ def main(arguments: list[str]) -> int:
         try:
             found: list[Result] = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
         except ModuleNotFoundError as error:
-            if error.name not in {"proton", "psycopg"}:
+            if error.name not in {"proton", "psycopg", "pymysql"}:
                 raise
             print(f"{name}: left out: {error.name} is not installed")
             continue
