@@ -49,7 +49,7 @@ async def test_eight_claimers_and_four_producers(  # noqa: PLR0917 -- parameters
         sent, most = Sent(), 0
         holding = [f"holding {number}" for number in range(CLAIMERS)]
         async with claimers(tmp_path, url, lease) as children:
-            tables.add(*[message(name, hold=1.5) for name in holding])  # when everybody is there
+            tables.add(*[message(name, hold=3.5) for name in holding])  # when everybody is there
             async with trio.open_nursery() as nursery:
                 for who in range(4):
                     nursery.start_soon(produce, tables, who, seconds, sent)
