@@ -105,6 +105,7 @@ class Server:
     def __init__(self, kind: Kind, **settings: str) -> None:
         """Make its files. `settings`: options of the server, with _ for -. Raises `NotHere`."""
         self._root = _mysql() if kind == "mysql" else None
+        self._mariadb = _mariadb() if kind == "mariadb" else None  # installed, where it is not there
         parent = None if self._root is None else self._root / "tmp"
         self.kind = kind
         self._port = free_port()
@@ -130,7 +131,7 @@ class Server:
             program = ["chroot", str(self._root), *run_as("TERM"), "/usr/sbin/mysqld"]
             own = ["--mysqlx=OFF", "--secure-file-priv=NULL"]
         else:
-            program, own = [*run_as("TERM"), str(_mariadb())], []
+            program, own = [*run_as("TERM"), str(self._mariadb)], []
         paths = [f"--datadir={data}", f"--tmpdir={self._within}/temporary", f"--port={self._port}"]
         paths += [f"--socket={data}/socket", f"--pid-file={data}/pid"]
         return [*program, "--no-defaults", *paths, *own, *self._arguments, *arguments]
@@ -140,7 +141,7 @@ class Server:
             command: Sequence[str] = self._command("--initialize-insecure")
         else:
             install = shutil.which("mariadb-install-db", path=PATH) or ""
-            only = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
+            only = ["--no-defaults", "--force", "--auth-root-authentication-method=normal", "--skip-test-db"]
             paths = [f"--datadir={self._data}", f"--tmpdir={self._folder / 'temporary'}"]
             command = [*run_as(), install, *only, *paths, "--skip-name-resolve"]
         made = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._folder, timeout=120)
