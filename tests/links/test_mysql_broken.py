@@ -150,3 +150,27 @@ async def test_a_message_beyond_max_allowed_packet(mysql_database: str) -> None:
         await publisher.publish(b"a")
         await publisher.publish_many([b"x" * (packet // 5)] * 6)
     assert len(tables.rows()) == 7
+
+
+async def test_an_advisory_claim_that_fails_keeps_no_lock(
+    mysql_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its statements fail by no fault of the row, behind GET_LOCK, and its connection lives on: the row is free."""
+    tables = MysqlTables(mysql_database, leased=False).create()
+    tables.run("CREATE TABLE refusing AS SELECT 1 AS one")
+    why = "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1290, MESSAGE_TEXT = 'not today'"
+    body = f"BEGIN IF EXISTS (SELECT 1 FROM refusing) THEN {why}; END IF; END"  # noqa: S608 -- literals
+    tables.run(f"CREATE TRIGGER say BEFORE UPDATE ON jobs FOR EACH ROW {body}")
+    tables.add(b"a")
+    done = trio.Event()
+
+    async def handler(delivery: Delivery[bytes]) -> None:
+        assert delivery.body == b"a"
+        done.set()
+
+    queue = tables.broker().queue(tables.table(), claim=AdvisoryLock("job-{id}"))
+    async with open_runtime(Subscription(queue, handler, name="jobs")):
+        await until(lambda: "not today" in caplog.text)
+        tables.run("DELETE FROM refusing")
+        with trio.fail_after(10):
+            await done.wait()

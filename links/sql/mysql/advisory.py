@@ -88,10 +88,12 @@ class AdvisoryPin(MysqlPin[AdvisoryStatements]):
             try:
                 rows += self._taken(session, (key, lock, attempt), passing)
             except BINDING as error:
-                if session.closed or not is_of_the_row(error):
+                if session.closed:
+                    raise
+                session.say(f"DO RELEASE_LOCK({text_of(lock)})")  # whatever failed: else nobody had the row any more
+                if not is_of_the_row(error):
                     raise
                 passing.failed[key] = error
-                session.say(f"DO RELEASE_LOCK({text_of(lock)})")
             finally:
                 if key not in self._keys:
                     self._form.taken.pop(lock, None)
