@@ -41,11 +41,14 @@ BEHIND = re.compile(r": (\d+) verbs are said behind a claim")
 AGAIN = "SETTLEMENT_SEED={seed} tests/run --only postgres -- tests/weather/test_weather_postgres.py"
 
 
-def draw(dice: Random) -> LeasedScenario:
-    faults = (
-        *("lock", "lock", "lock_table", "steal", "steal_and_finish", "steal_all", "sever_link", "close_dead"),
-        *("terminate", "terminate", "terminate_all", "terminate_waiting", *FAULTS, "lose_verdict"),
-    )
+WEATHER = (
+    *("lock", "lock", "lock_table", "steal", "steal_and_finish", "steal_all", "sever_link", "close_dead"),
+    *("terminate", "terminate", "terminate_all", "terminate_waiting", *FAULTS, "lose_verdict"),
+)
+
+
+def draw(dice: Random, faults: Sequence[str] = WEATHER) -> LeasedScenario:
+    """A scenario; `faults`: what may befall it."""
     capped = Policy(max_attempts=dice.choice([1, 1, 2, 3]), dead_letter="dead")
     return LeasedScenario(
         messages=dice.randint(10, 60),
