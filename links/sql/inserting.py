@@ -205,8 +205,10 @@ def insert(
     found when the transaction has been committed, by the queue's next poll: what is inserted past the broker wakes
     nobody.
 
-    On MySQL and MariaDB a DATETIME is written in UTC, whatever the session's time zone is; a session whose sql_mode is
-    not strict is refused, for there a value that does not fit is cut without a word.
+    On MySQL and MariaDB a DATETIME is written in UTC, whatever the session's time zone is; a TIMESTAMP within the hour
+    that the session's clock passes twice may be due up to that hour late, and never early. A session whose sql_mode is
+    not strict is refused, for there a value that does not fit is cut without a word, and so is an id of 0 where that
+    means the next number.
 
     `body`: bytes for a column that holds bytes, str for one that holds text or JSON (PostgreSQL refuses the one for the
     other); in row mode a mapping of columns. A table that PostgreSQL has a type of the same name for, such as "date" or
@@ -257,8 +259,8 @@ def insert_statement(
     `dialect`: "postgresql", "mysql", "mariadb" or "sqlite". `style`: "text", as SQLAlchemy's `text` takes it; "named"
     (`:name`) or "pyformat" (`%(name)s`), as DB-API calls them. The driver says how many rows were inserted: none under
     `once` where the id is there (on MySQL and MariaDB that is the driver's error 1062), or where a trigger ignores the
-    row. The rest is as for `insert`; no I/O. Raises `ValueError`, also for another dialect or style, and
-    `PublishNotAccepted`.
+    row. The rest is as for `insert`; no I/O, so nobody looks whether a session of MySQL or MariaDB is strict: it must
+    be. Raises `ValueError`, also for another dialect or style, and `PublishNotAccepted`.
     """
     if dialect not in _DIALECTS:
         raise ValueError(f"dialect must be one of {', '.join(sorted(_DIALECTS))}, not {dialect!r}")

@@ -7,7 +7,7 @@ other error, too, and ON DUPLICATE KEY UPDATE takes a row of any unique key for 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -21,7 +21,7 @@ from links.sql.mysql.codes import BINDING, TAKEN, code_of, first_line, is_of_the
 from links.sql.mysql.looked import BEGIN, again
 from links.sql.mysql.schema import MysqlColumn, MysqlSchema, bound, quote, quote_table, read_schema
 from links.sql.mysql.session import MysqlSession
-from links.sql.mysql.statements import insert, later, micros
+from links.sql.mysql.statements import in_utc, insert, later, micros
 from links.sql.table import Table
 from settlement.delivery import Letter
 
@@ -53,9 +53,9 @@ def as_stored(due: datetime, column: MysqlColumn) -> datetime:
 
     Raises `PublishNotAccepted` for one behind the column's last.
     """
-    when = due.astimezone(UTC).replace(tzinfo=None)
     unit: int = 10 ** (6 - column.precision)
     try:
+        when = in_utc(due)
         when += timedelta(microseconds=-when.microsecond % unit)
     except OverflowError:
         raise PublishNotAccepted(f"column {column.name!r} is {column.declared}, which ends before {due}") from None

@@ -13,6 +13,7 @@ Nothing here waits for a row that another transaction has locked, but for what f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from links.sql.mysql.plans import Walk, walk
@@ -20,7 +21,7 @@ from links.sql.mysql.schema import MysqlColumn, MysqlSchema, quote, quote_table
 from links.sql.mysql.session import Raw, text_of
 from links.sql.table import Table
 
-__all__ = ["LOCKED", "NOW", "LeaseStatements", "Rows", "insert", "later", "micros", "none_of", "quoted"]
+__all__ = ["LOCKED", "NOW", "LeaseStatements", "Rows", "in_utc", "insert", "later", "micros", "none_of", "quoted"]
 
 NOW = "UTC_TIMESTAMP(6)"
 LOCKED = "FOR UPDATE SKIP LOCKED"
@@ -36,6 +37,16 @@ def micros(seconds: float, column: MysqlColumn | None = None) -> int:
     whole = min(-int(-seconds * 1_000_000 // 1), _LONGEST)
     unit: int = 10 ** (6 - column.precision) if column is not None else 1
     return whole + max(unit // 2 - 1, 0)
+
+
+def in_utc(due: datetime) -> datetime:
+    """An instant as a DATETIME holds it; one before the year 1 is its first. Raises `OverflowError` behind 9999."""
+    try:
+        return due.astimezone(UTC).replace(tzinfo=None)
+    except OverflowError:
+        if due.year == 1:
+            return datetime.min  # noqa: DTZ901 -- as a column holds it
+        raise
 
 
 def none_of(ids: Sequence[Any]) -> Raw:
