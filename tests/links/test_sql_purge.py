@@ -17,11 +17,15 @@ import trio
 from links.errors import CallBroken, LinkRefused, NotConnected
 from links.sql import SqlBroker, Table
 from settlement.sql import Finish
+from tests.links.mysql_kit import connect
+from tests.links.mysql_tables import MysqlTables
 from tests.links.postgres_tables import PostgresTables
 from tests.links.sqlite_kit import TIMES, Database, Gate, now, open_link, say, stored, until
+from tests.servers.mysql import KINDS
 
 DAY = 86400.0
 POSTGRES = [pytest.mark.postgres, pytest.mark.servers]
+MYSQL = [pytest.mark.mysql, pytest.mark.servers]
 
 
 class Lite:
@@ -51,7 +55,19 @@ class Postgres:
         self.kit.add_to("jobs", **values)
 
 
-World = Lite | Postgres
+class Mysql:
+    def __init__(self, url: str, *, grouped: bool, stamps: bool = False) -> None:
+        self.kit = MysqlTables(url, grouped=grouped, marks=True, stamps=stamps).create()
+
+    def ago(self, seconds: float) -> Any:
+        ((moment,),) = self.kit.run("SELECT UTC_TIMESTAMP(6) - INTERVAL %s SECOND", seconds)
+        return moment
+
+    def add(self, **values: Any) -> None:
+        self.kit.add_to("jobs", **values)
+
+
+World = Lite | Postgres | Mysql
 Make = Callable[..., World]
 
 
@@ -59,12 +75,15 @@ Make = Callable[..., World]
     params=[
         *(pytest.param(times, marks=pytest.mark.sqlite) for times in TIMES),
         pytest.param("postgres", marks=POSTGRES),
+        *(pytest.param(kind, marks=MYSQL) for kind in KINDS),
     ]
 )
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     def made(*, grouped: bool = False) -> World:
         if request.param == "postgres":
             return Postgres(request.getfixturevalue("database"), grouped=grouped)
+        if request.param in KINDS:
+            return Mysql(request.getfixturevalue("mysql_databases")(request.param), grouped=grouped)
         return Lite(tmp_path / "q.db", request.param, grouped=grouped)
 
     return made
@@ -75,6 +94,12 @@ async def opened(world: World) -> AsyncGenerator[SqlBroker, None]:
     broker = world.kit.broker()
     async with broker.connect():
         yield broker
+
+
+def time_of(world: World) -> str:
+    if isinstance(world, Lite):
+        return world.times
+    return "timestamptz" if isinstance(world, Postgres) else "datetime(6)"
 
 
 def payloads(world: World) -> list[bytes]:
@@ -138,6 +163,17 @@ async def test_many_rows_go_in_batches(make: Make) -> None:
         )
         world.kit.run("UPDATE jobs SET processed_at = NULL WHERE payload = x'01'")
         deletions: list[tuple[Any, ...]] = []
+    elif isinstance(world, Mysql):
+        digits = " UNION ALL ".join(f"SELECT {digit} AS d" for digit in range(10))
+        tens = ", ".join(f"({digits}) AS {name}" for name in "abcd")
+        number = "a.d * 1000 + b.d * 100 + c.d * 10 + d.d"
+        world.kit.run(
+            f"INSERT INTO jobs (payload, processed_at) SELECT IF({number} = 1200, '1', '0'), %s FROM {tens} "
+            f"WHERE {number} BETWEEN 1 AND 2500 ORDER BY {number}",
+            old,
+        )
+        world.kit.run("UPDATE jobs SET processed_at = NULL WHERE payload = '1'")
+        deletions = []
     else:
         world.kit.run(
             "INSERT INTO jobs (payload, processed_at) SELECT CASE n WHEN 1200 THEN '1' ELSE '0' END::bytea, %s "
@@ -162,7 +198,7 @@ async def test_many_rows_go_in_batches(make: Make) -> None:
 async def test_dead_letters_go_by_a_time_of_their_own(make: Make) -> None:
     """Since when they are dead, and not since when they were due; what a consumer of them has leased stays."""
     world = make()
-    kind = world.times if isinstance(world, Lite) else "timestamptz"
+    kind = time_of(world)
     world.kit.run(f"ALTER TABLE jobs ADD COLUMN died_at {kind}")
     old = world.ago(2 * DAY)
     world.add(payload=b"old", died_at=old, retry_after=world.ago(0))
@@ -178,7 +214,7 @@ async def test_dead_letters_go_by_a_time_of_their_own(make: Make) -> None:
 async def test_dead_letters_of_a_group_are_no_other_ones(make: Make) -> None:
     """Where the table has groups, the group is said."""
     world = make(grouped=True)
-    kind = world.times if isinstance(world, Lite) else "timestamptz"
+    kind = time_of(world)
     world.kit.run(f"ALTER TABLE jobs ADD COLUMN died_at {kind}")
     for group in ("live", "dead"):
         world.add(payload=group.encode(), grp=group, died_at=world.ago(DAY))
@@ -223,6 +259,11 @@ async def test_a_row_that_the_database_keeps(make: Make) -> None:
         world.kit.run(
             "CREATE TRIGGER keep BEFORE DELETE ON jobs WHEN OLD.payload = 'keep' BEGIN SELECT RAISE(ABORT, 'kept'); END"
         )
+    elif isinstance(world, Mysql):
+        world.kit.run(
+            "CREATE TRIGGER keep BEFORE DELETE ON jobs FOR EACH ROW BEGIN IF OLD.payload = 'keep' THEN "
+            "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'kept'; END IF; END"
+        )
     else:
         world.kit.run(
             "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF OLD.payload = 'keep' THEN "
@@ -233,10 +274,10 @@ async def test_a_row_that_the_database_keeps(make: Make) -> None:
     keep: Any = "keep" if isinstance(world, Lite) else b"keep"
     world.add(payload=keep, processed_at=old)
     async with opened(world) as broker:
-        with pytest.raises(CallBroken, match="purge of table 'jobs', after 0 rows: kept"):
+        with pytest.raises(CallBroken, match=r"purge of table 'jobs', after 0 rows: .*kept"):
             await broker.purge(world.kit.table(), older_than=1.0)
         assert len(payloads(world)) == 2
-        world.kit.run("DROP TRIGGER keep" + ("" if isinstance(world, Lite) else " ON jobs"))
+        world.kit.run("DROP TRIGGER keep" + (" ON jobs" if isinstance(world, Postgres) else ""))
         assert await broker.purge(world.kit.table(), older_than=1.0) == 2
 
 
@@ -313,3 +354,54 @@ class TestPostgres:
         async with broker.connect():
             with pytest.raises(LinkRefused, match="column 'done' is timestamp; a time is timestamptz"):
                 await broker.purge(Table("jobs", id="id", processed_at="done"), older_than=1.0)
+
+
+class TestMysql:
+    pytestmark = MYSQL
+
+    @pytest.mark.parametrize("kind", ["VARCHAR(40)", "BINARY(32)", "DECIMAL(30, 2)", "DATETIME(6)"])
+    async def test_ids_of_other_types_and_odd_names(self, kind: str, mysql_database: str) -> None:
+        """Two batches and more, in the order of that type."""
+        tables = MysqlTables(mysql_database)
+        tables.run(f'CREATE TABLE `o%s"d``:x` (`i%d` {kind} PRIMARY KEY, `do"ne` DATETIME(6))')
+        value = {"DECIMAL(30, 2)": "n / 4", "DATETIME(6)": "'2000-01-01' + INTERVAL n DAY"}.get(
+            kind, "LEFT(SHA2(n, 256), 32)"
+        )
+        tables.run(
+            'INSERT INTO `o%s"d``:x` WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 700), '
+            "m(n) AS (SELECT r.n * 3 + k.k FROM r, (SELECT 0 AS k UNION SELECT 1 UNION SELECT 2) AS k) "
+            f"SELECT {value}, UTC_TIMESTAMP() - INTERVAL 1 DAY FROM m"
+        )
+        broker = tables.broker()
+        async with broker.connect():
+            table = Table('o%s"d`:x', id="i%d", processed_at='do"ne')
+            assert await broker.purge(table, older_than=3600.0) == 2100
+
+    async def test_a_time_of_the_sessions_own_zone_is_refused(self, mysql_database: str) -> None:
+        """Its default says that it is no UTC; TIMESTAMP is an instant with any default."""
+        tables = MysqlTables(mysql_database, marks=True).create()
+        table = tables.table(processed_at=None)
+        tables.run("ALTER TABLE jobs ADD died_at DATETIME DEFAULT NOW()")
+        tables.add(b"x")
+        broker = tables.broker()
+        async with broker.connect():
+            with pytest.raises(LinkRefused, match=r"column 'died_at' is DATETIME with the default .*UTC_TIMESTAMP"):
+                await broker.purge(table, older_than=0.0, dead_since="died_at")
+            tables.run("ALTER TABLE jobs MODIFY died_at TIMESTAMP DEFAULT NOW()")
+            tables.run("UPDATE jobs SET died_at = NOW() - INTERVAL 2 DAY")
+            assert await broker.purge(table, older_than=3 * DAY, dead_since="died_at") == 0
+            assert await broker.purge(table, older_than=1e300, dead_since="died_at") == 0
+            assert await broker.purge(table, older_than=DAY, dead_since="died_at") == 1
+
+    async def test_a_row_that_somebody_has_locked_is_skipped(self, mysql_database: str) -> None:
+        """Nobody is waited for, also where times are TIMESTAMP; the next purge has it."""
+        world = Mysql(mysql_database, grouped=False, stamps=True)
+        for body in (b"a", b"b"):
+            world.kit.run("INSERT INTO jobs (payload, processed_at) VALUES (%s, NOW(6) - INTERVAL 1 DAY)", body)
+        async with opened(world) as broker:
+            with connect(mysql_database, autocommit=False) as other, other.cursor() as cursor:
+                cursor.execute("SELECT * FROM jobs WHERE id = 1 FOR UPDATE")
+                with trio.fail_after(10):
+                    assert await broker.purge(world.kit.table(), older_than=1.0) == 1
+                assert payloads(world) == [b"a"]
+            assert await broker.purge(world.kit.table(), older_than=1.0) == 1
